@@ -31,7 +31,8 @@ extra() {
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
-        if "$candidate" -I -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+        if "$candidate" -I -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+            2>/dev/null; then
             command -v "$candidate"
             return
         fi
@@ -44,7 +45,7 @@ find_python() {
 # raytest is installed from another checkout.
 state() {
     "$venv/bin/python" -I - "$1" <<'PY' 2>/dev/null
-import hashlib, importlib.util, pathlib, sys
+import hashlib, importlib.util, json, pathlib, sys, tomllib
 
 here = pathlib.Path.cwd()
 for name in ("vllm", "ray", "pytest", "ruff", "mypy", "importlinter"):
@@ -53,7 +54,10 @@ for name in ("vllm", "ray", "pytest", "ruff", "mypy", "importlinter"):
 spec = importlib.util.find_spec("raytest")
 if spec is None or not pathlib.Path(spec.origin).is_relative_to(here):
     sys.exit(1)
-inputs = [pathlib.Path("pyproject.toml").read_bytes(), pathlib.Path(".ci/setup.sh").read_bytes()]
+# Only what an install depends on: a changed lint rule needs no new environment.
+declared = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
+installed = json.dumps([declared["build-system"], declared["project"], declared["tool"]["hatch"]])
+inputs = [installed.encode(), pathlib.Path(".ci/setup.sh").read_bytes()]
 inputs += [sys.argv[1].encode(), sys.version.encode(), str(here).encode()]
 print(hashlib.sha256(b"\0".join(inputs)).hexdigest())
 PY
