@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+HELP = "import sys; sys.argv = ['raytest', '--help']; from raytest.cli import main; main()"
+# Each vLLM pins its own of these, so raytest lists none of them.
+COME_WITH_VLLM = {"huggingface_hub", "safetensors", "tokenizers", "torch", "transformers"}
 HEAVY = {
     *("jinja2", "matplotlib", "numpy", "pyarrow", "pydantic", "pynvml"),
-    *("ray", "rich", "scipy", "torch", "transformers", "vllm"),
+    *("psutil", "ray", "rich", "scipy", "torch", "transformers", "vllm"),
 }
 
 
@@ -40,6 +44,24 @@ def imported(*command: str) -> tuple[subprocess.CompletedProcess[str], set[str]]
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     return done, {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines[1:]}
+
+
+def foreign_imports(path: Path) -> set[str]:
+    """Top-level packages of others that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names - {"raytest"}
+
+
+def test_every_package_that_raytest_imports_is_declared(pyproject: dict[str, Any]) -> None:
+    declared = names(pyproject["project"]["dependencies"]) - {"nvidia-ml-py"} | {"pynvml"}
+    used = set().union(*(foreign_imports(path) for path in (ROOT / "raytest").rglob("*.py")))
+    assert "numpy" in used
+    assert used - declared - COME_WITH_VLLM - {"vllm"} == set()
 
 
 def test_every_dependency_is_named_in_the_readme(pyproject: dict[str, Any]) -> None:
@@ -90,7 +112,7 @@ def test_importing_raytest_imports_nothing_of_others() -> None:
 
 @pytest.mark.skipif(not (ROOT / "raytest/cli.py").exists(), reason="there is no raytest/cli.py yet")
 def test_help_imports_click_and_nothing_heavy() -> None:
-    done, packages = imported("-c", "from raytest.cli import main; main(['--help'])")
+    done, packages = imported("-c", HELP)
     assert done.returncode == 0
     assert "Usage" in done.stdout
     assert "click" in packages
