@@ -21,11 +21,12 @@ test: setup ## all tests: unit, integration (Ray), e2e (real vLLM), gpu where th
 unit: setup ## unit tests only: no Ray, no torch
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
-lint: setup ## ruff, mypy --strict, direction of imports
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+lint: setup ## ruff, mypy --strict, direction of imports: all of them, then the outcome
+	@failed=; \
+	for check in "ruff check ." "ruff format --check ." mypy "lint-imports --no-cache"; do \
+		echo "$$check"; $(BIN)/$$check || failed="$$failed, $$check"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "lint failed: $${failed#, }" >&2; exit 1; fi
 
 format: setup ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
