@@ -37,7 +37,8 @@ class UsageError(RaytestError):
 
 
 class StoreError(UsageError):
-    """A run folder that cannot be read or written: missing, damaged, foreign or of another version."""
+    """A run folder that cannot be read or written: missing, damaged, foreign or of another
+    version."""
 
 
 class NotComparableError(RaytestError):

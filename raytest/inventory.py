@@ -25,7 +25,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``name`` is stable between runs (a label or the hostname); ``node_id`` is Ray's and is not."""
+    """``name`` is stable between runs (a label or the hostname); ``node_id`` is Ray's and is
+    not."""
 
     name: str
     node_id: str
@@ -60,7 +61,8 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The exact devices one engine occupies, in rank order (rank = pipeline stage * TP + TP rank)."""
+    """The exact devices one engine occupies, in rank order (rank = pipeline stage * TP + TP
+    rank)."""
 
     devices: tuple[Device, ...]
 

@@ -48,7 +48,8 @@ VARIED: Mapping[Axis, str] = {
 class Cell:
     """One variant on one slot, with the keys that comparisons group by.
 
-    ``family`` is equal for variants that differ in nothing but name, TP, PP and what follows from them.
+    ``family`` is equal for variants that differ in nothing but name, TP, PP and what follows from
+    them.
     """
 
     cell_id: str
@@ -121,7 +122,9 @@ class Plan:
     def require_possible(self) -> None:
         """Raise UnavailableError naming each variant that fits nowhere."""
         if self.impossible:
-            raise UnavailableError("\n".join(f"variant {i.variant}: {i.reason}" for i in self.impossible))
+            raise UnavailableError(
+                "\n".join(f"variant {i.variant}: {i.reason}" for i in self.impossible)
+            )
 
 
 def make_plan(spec: Spec, inventory: Inventory, source: str = "spec") -> Plan:
@@ -201,14 +204,15 @@ def _advice(spec: Spec, axis: Axis) -> str:
         field = VARIED[axis]
         sizes = {getattr(v, field) for v in spec.variants}
         if len(sizes) > 1:
-            return f"variants of different {field} differ in {_differences(spec)} too: gate 'variant' instead"
+            differences = _differences(spec)
+            return f"variants of other {field} differ in {differences} too: gate 'variant' instead"
         return f"add a variant with another {field}, or remove the gate"
     return {
         Axis.REPEAT: "set trials.repeats to at least 2, or remove the gate",
         Axis.LAUNCH: "set trials.launches to at least 2, or remove the gate",
         Axis.ARRANGEMENT: "name two or more trials.arrangements, or remove the gate",
         Axis.GPU: "it needs two slots of one variant on one node (placement.scope = 'every-gpu')",
-        Axis.NODE: "it needs the same slot on two nodes (placement.scope = 'every-node' or 'every-gpu')",
+        Axis.NODE: "it needs the same slot on two nodes (placement.scope = 'every-node')",
         Axis.VARIANT: "add a variant of the same TP and PP size, or remove the gate",
     }[axis]
 
@@ -232,7 +236,8 @@ def _eligible(spec: Spec, inventory: Inventory) -> list[Node]:
         devices = tuple(
             d
             for d in node.devices
-            if d.kind == kind and (where.gpu_model is None or where.gpu_model.lower() in d.model.lower())
+            if d.kind == kind
+            and (where.gpu_model is None or where.gpu_model.lower() in d.model.lower())
         )
         if devices:
             nodes.append(Node(node.name, node.node_id, node.hostname, devices, node.labels))
@@ -264,7 +269,8 @@ def _slots(
 
 def _node_slots(node: Node, world: int, scope: str, rotations: bool) -> list[Slot]:
     """Disjoint groups of consecutive devices (only the first group unless every-gpu), and their
-    rotations where each device is to take each rank. Devices that share a GPU never form a group."""
+    rotations where each device is to take each rank. Devices that share a GPU never form a
+    group."""
     groups: list[tuple[Device, ...]] = []
     for share in sorted({d.share for d in node.devices}):
         layer = [d for d in node.devices if d.share == share]
@@ -278,11 +284,16 @@ def _node_slots(node: Node, world: int, scope: str, rotations: bool) -> list[Slo
 
 def _spread_slots(variant: Variant, nodes: Sequence[Node], scope: str) -> tuple[list[Slot], str]:
     """Ranks over several nodes: one pipeline stage a node where PP > 1, else one TP rank a node."""
-    n_nodes = variant.pipeline_parallel_size if variant.pipeline_parallel_size > 1 else variant.world_size
+    n_nodes = (
+        variant.pipeline_parallel_size if variant.pipeline_parallel_size > 1 else variant.world_size
+    )
     per_node = variant.world_size // n_nodes
     able = [n for n in nodes if len(n.devices) >= per_node]
     if len(able) < n_nodes:
-        return [], f"needs {n_nodes} nodes with {per_node} devices each, the cluster has {len(able)}"
+        return (
+            [],
+            f"needs {n_nodes} nodes with {per_node} devices each, the cluster has {len(able)}",
+        )
     slots = []
     for first in range(0, len(able) - n_nodes + 1, n_nodes):
         members = able[first : first + n_nodes]
@@ -334,7 +345,8 @@ def _cell(spec: Spec, variant: Variant, slot: Slot) -> Cell:
 
 
 def _cell_id(variant: str, slot: Slot) -> str:
-    """A folder name: readable, unique (a digest is added where characters had to go), not too long."""
+    """A folder name: readable, unique (a digest is added where characters had to go), not too
+    long."""
     text = f"{variant}@{slot.name}"
     safe = re.sub(r"[^A-Za-z0-9@._=-]+", "-", text)
     if len(safe) > 120 or safe.count("-") != text.count("-") + sum(text.count(c) for c in ":,+"):
@@ -353,6 +365,8 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
         Cell(**{**c, "slot": Slot(tuple(Device(**d) for d in c["slot"]["devices"]))})
         for c in data["cells"]
     )
-    trials = tuple(Trial(t["trial"], Arrangement(t["arrangement"]), t["repeat"]) for t in data["trials"])
+    trials = tuple(
+        Trial(t["trial"], Arrangement(t["arrangement"]), t["repeat"]) for t in data["trials"]
+    )
     impossible = tuple(Impossible(**i) for i in data["impossible"])
     return Plan(cells, trials, impossible, tuple(Axis(a) for a in data["varied"]))

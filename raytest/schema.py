@@ -1,7 +1,7 @@
 """Arrow schemas of the run folder and the vocabulary that every room shares.
 
-Parquet readers take a dataset's schema from its first file and silently cast or drop what differs in
-later ones, so every file is written and checked against the schemas here.
+Parquet readers take a dataset's schema from its first file and silently cast or drop what differs
+in later ones, so every file is written and checked against the schemas here.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def observations_schema() -> pa.Schema:
 
 @cache
 def payloads_schema() -> pa.Schema:
-    """One row per distinct (request, digests). ``top_*`` are flat, ``top_k`` entries per position."""
+    """One row per distinct (request, digests). ``top_*`` are flat, ``top_k`` entries per
+    position."""
     import pyarrow as pa
 
     return pa.schema(

@@ -34,7 +34,8 @@ class Strict(BaseModel):
 
 
 class Model(Strict):
-    """``path``: a hub id, a folder, or ``synthetic:tiny|small|1b`` (made from ``synthetic_seed``)."""
+    """``path``: a hub id, a folder, or ``synthetic:tiny|small|1b`` (made from
+    ``synthetic_seed``)."""
 
     path: str = Field(min_length=1)
     tokenizer: str | None = None
@@ -123,7 +124,7 @@ class Variant(Strict):
     executor: Literal["auto", "uni", "mp", "ray"] = "auto"
     engine: dict[str, Any] = {}
     env: dict[str, str] = {}
-    logprobs: int | None | Literal["workload"] = "workload"
+    logprobs: int | Literal["workload"] | None = "workload"
     launches: int | None = Field(default=None, ge=1)
     scope: Scope | None = None
     runtime_env: dict[str, Any] = {}
@@ -139,7 +140,9 @@ class Variant(Strict):
     def _no_reserved_env(cls, value: dict[str, str]) -> dict[str, str]:
         for name in RESERVED_ENV:
             if name in value:
-                raise ValueError(f"{name} belongs to the placement; use [placement] slots to choose")
+                raise ValueError(
+                    f"{name} belongs to the placement; use [placement] slots to choose"
+                )
         return value
 
     @field_validator("runtime_env")
@@ -172,9 +175,8 @@ class Cluster(Strict):
     def _count_or_list(cls, value: Any) -> Any:
         return [{}] * value if type(value) is int and 0 < value <= 64 else value
 
-    @property
-    def node_specs(self) -> tuple[NodeSpec, ...]:
-        """One entry per virtual node, named ``node-0`` … where the spec names none."""
+    def nodes_named(self) -> tuple[NodeSpec, ...]:
+        """The virtual nodes with every field set, named ``node-0`` … where the spec names none."""
         return tuple(
             n.model_copy(
                 update={
@@ -235,9 +237,9 @@ class Limits(Strict):
 
 class Thresholds(Strict):
     """A gate as bounds. ``tokens``: least share of requests with equal tokens (exact-match rate);
-    ``agreement``: least mean share of tokens before the first divergence; ``near_tie_margin``: largest
-    top-1/top-2 margin (nats) at which a flip still counts as a tie; the others are largest allowed
-    values (nats, or first divergences per token at risk for ``flip_hazard``)."""
+    ``agreement``: least mean share of tokens before the first divergence; ``near_tie_margin``:
+    largest top-1/top-2 margin (nats) at which a flip still counts as a tie; the others are largest
+    allowed values (nats, or first divergences per token at risk for ``flip_hazard``)."""
 
     tokens: float | None = Field(default=None, ge=0, le=1)
     bitwise: float | None = Field(default=None, ge=0, le=1)
@@ -260,7 +262,8 @@ Gate = GateWord | Thresholds
 
 
 class Gates(Strict):
-    """The contract per axis; an axis without one gets the default of its expected-equality class."""
+    """The contract per axis; an axis without one gets the default of its expected-equality
+    class."""
 
     repeat: Gate | None = None
     launch: Gate | None = None
@@ -277,7 +280,9 @@ class Gates(Strict):
     def _word_or_table(cls, value: Any) -> Any:
         words = get_args(GateWord)
         if isinstance(value, str) and value not in words:
-            raise ValueError(f"expected one of {', '.join(words)} or a table of bounds{closest(value, words)}")
+            raise ValueError(
+                f"expected one of {', '.join(words)} or a table of bounds{closest(value, words)}"
+            )
         if not isinstance(value, str | dict | Thresholds | None):
             raise ValueError(f"expected one of {', '.join(words)} or a table of bounds")
         return Thresholds.model_validate(value) if isinstance(value, dict) else value

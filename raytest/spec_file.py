@@ -1,5 +1,5 @@
-"""Reads a spec file. Every mistake is refused before anything starts, one line each: the file, the key,
-what was found and what would be accepted.
+"""Reads a spec file. Every mistake is refused before anything starts, one line each: the file, the
+key, what was found and what would be accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The run folder: what a run leaves, and the one place that knows its paths.
 
-Parquet files appear by atomic rename and are checked against their schema on reading; a trial counts as
-finished when its observations file is there, which is written after the payloads it refers to.
+Parquet files appear by atomic rename and are checked against their schema on reading; a trial
+counts as finished when its observations file is there, which is written after the payloads it
+refers to.
 """
 
 from __future__ import annotations
@@ -60,9 +61,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, results: str | Path, run_id: str, manifest: Mapping[str, Any]) -> RunFolder:
-        """Make the folder and its manifest. Raises StoreError if the run id is in use or unusable."""
+        """Make the folder and its manifest. Raises StoreError if the run id is in use or
+        unusable."""
         if not RUN_ID_PATTERN.match(run_id):
-            raise StoreError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100")
+            raise StoreError(
+                f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100"
+            )
         path = Path(results) / run_id
         try:
             path.mkdir(parents=True)
@@ -78,7 +82,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """Read the manifest. Raises StoreError for a folder that is no run or of another version."""
+        """Read the manifest. Raises StoreError for a folder that is no run or of another
+        version."""
         folder = Path(path)
         file = folder / "manifest.json"
         if not folder.is_dir():
@@ -186,8 +191,8 @@ class RunFolder:
         missing = wanted - found.keys()
         if missing:
             raise StoreError(
-                f"{self.path}/payloads: {len(missing)} payloads that observations refer to are missing "
-                f"(first: {min(missing).hex()})"
+                f"{self.path}/payloads: {len(missing)} payloads that observations refer to "
+                f"are missing (first: {min(missing).hex()})"
             )
         return found
 
@@ -201,10 +206,10 @@ class RunFolder:
         """The workload. Raises StoreError."""
         return read_table(self.path / "requests.parquet", requests_schema())
 
-    def write_fingerprints(self, key: tuple[str, int], table: pa.Table) -> None:
-        """Add one launch's fingerprints (a file per launch, so nothing is rewritten)."""
+    def write_fingerprints(self, key: tuple[str, int], attempt: int, table: pa.Table) -> None:
+        """Add one attempt's fingerprints (a file of its own, so nothing is rewritten)."""
         cell_id, launch = key
-        path = self.path / "fingerprints" / f"{cell_id}-{launch}.parquet"
+        path = self.path / "fingerprints" / f"{cell_id}-{launch}-{attempt}.parquet"
         write_table(path, table, fingerprints_schema())
 
     def fingerprints(self) -> pa.Table:
@@ -216,6 +221,17 @@ class RunFolder:
             for p in sorted((self.path / "fingerprints").glob("*.parquet"))
         ]
         return pa.concat_tables(tables) if tables else fingerprints_schema().empty_table()
+
+    def write_control(self, tables: list[pa.Table]) -> None:
+        """Keep the engine control's two observations, apart from the run's own."""
+        import pyarrow as pa
+
+        write_table(self.path / "control.parquet", pa.concat_tables(tables), observations_schema())
+
+    def control(self) -> pa.Table | None:
+        """The engine control's observations, or None where it has not run."""
+        path = self.path / "control.parquet"
+        return read_table(path, observations_schema()) if path.exists() else None
 
     def write_verdicts(self, table: pa.Table) -> None:
         """Write verdicts.parquet with the table's own schema."""
@@ -259,7 +275,8 @@ class RunFolder:
         write_json(self.path / "verdict.json", document)
 
     def verdict(self) -> dict[str, Any] | None:
-        """verdict.json, or None where the run has none (unfinished). Raises StoreError if damaged."""
+        """verdict.json, or None where the run has none (unfinished). Raises StoreError if
+        damaged."""
         path = self.path / "verdict.json"
         return read_json(path) if path.exists() else None
 
@@ -278,7 +295,7 @@ def find_run(results: str | Path, run: str) -> Path:
     """RUN as the command line takes it: a path, a run id, or ``latest``. Raises StoreError."""
     root = Path(results)
     if run == "latest":
-        runs = [p for p in root.glob("*/manifest.json")]
+        runs = list(root.glob("*/manifest.json"))
         if not runs:
             raise StoreError(f"{root}: no runs yet; 'raytest demo' makes one")
         return max(runs, key=_created_at).parent
@@ -329,10 +346,8 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
     metadata = {b"raytest.schema_version": str(SCHEMA_VERSION).encode()}
     leaf = {n: f"{n}.list.element" if "list" in str(schema.field(n).type) else n for n in floats}
     plain = {leaf.get(n, n) for n in (*floats, *hashed)}
-    leaves = [
-        f"{f.name}.list.element" if "list" in str(f.type) else f.name for f in schema
-    ]
-    with _atomic(path) as temporary:
+    leaves = [f"{f.name}.list.element" if "list" in str(f.type) else f.name for f in schema]
+    with _Atomic(path) as temporary:
         pq.write_table(
             table.replace_schema_metadata(metadata),
             temporary,
@@ -371,7 +386,7 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically (sorted keys, UTF-8, newline at the end). Raises StoreError."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=_plain)
-    with _atomic(path) as temporary:
+    with _Atomic(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
@@ -396,7 +411,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-class _atomic:
+class _Atomic:
     """A temporary file beside ``path`` that takes its place when the block ends well."""
 
     def __init__(self, path: Path) -> None:
@@ -410,7 +425,9 @@ class _atomic:
             raise StoreError(f"{self._path.parent}: cannot be made: {error.strerror}") from None
         return self._temporary
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: Any
+    ) -> None:
         try:
             if kind is None:
                 with self._temporary.open("rb") as file:
@@ -422,4 +439,6 @@ class _atomic:
         finally:
             self._temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise StoreError(f"{self._path}: cannot be written: {error.strerror or error}") from None
+            raise StoreError(
+                f"{self._path}: cannot be written: {error.strerror or error}"
+            ) from None

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# How an engine's owner tells each of its ranks the seed before the rank loads anything.
+SEED_VARIABLE = "RAYTEST_RANK_SEED"
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters, all explicit: nothing is left to a model's ``generation_config.json``.
 
-    ``seed`` is the request's own (n samples use seed, seed+1, …). ``logprobs`` is k of the top-k kept
-    per position; None keeps none, 0 keeps the sampled token's alone. ``beam_width`` > 0 asks for beam
-    search, where ``length_penalty`` applies and temperature, top_p, top_k, n and logprobs do not.
+    ``seed`` is the request's own (n samples use seed, seed+1, …). ``logprobs`` is k of the top-k
+    kept per position; None keeps none, 0 keeps the sampled token's alone. ``beam_width`` > 0 asks
+    for beam search, where ``length_penalty`` applies and temperature, top_p, top_k, n and logprobs
+    do not.
     """
 
     temperature: float = 0.0
@@ -52,9 +56,9 @@ class Request:
 class Completion:
     """One sample of one request, or the error that took its place (then the arrays are empty).
 
-    ``token_ids`` int32 [t]; ``logprobs`` float32 [t] of the sampled tokens (nats; empty if none were
-    asked for); ``top_token_ids`` int32 and ``top_logprobs`` float32, flat [t * top_k], each position
-    sorted by logprob descending.
+    ``token_ids`` int32 [t]; ``logprobs`` float32 [t] of the sampled tokens (nats; empty if none
+    were asked for); ``top_token_ids`` int32 and ``top_logprobs`` float32, flat [t * top_k], each
+    position sorted by logprob descending.
     """
 
     request_id: str
@@ -90,8 +94,8 @@ class StepLog:
 class EngineConfig:
     """One variant as an engine starts it, resolved on the driver and shipped to the worker.
 
-    ``device_uuids`` has one entry per rank in rank order (GPU UUIDs, or ``cpu:<i>``). ``fault`` plants a
-    known fault (see the engine's own documentation); None in every ordinary run.
+    ``device_uuids`` has one entry per rank in rank order (GPU UUIDs, or ``cpu:<i>``). ``fault``
+    plants a known fault (see the engine's own documentation); None in every ordinary run.
     """
 
     backend: str
@@ -116,10 +120,12 @@ class EngineConfig:
 
 
 class Engine(Protocol):
-    """One running engine. Every method but ``close`` may raise :class:`raytest.errors.CellError`."""
+    """One running engine. Every method but ``close`` may raise
+    :class:`raytest.errors.CellError`."""
 
     def start(self) -> None:
-        """Load the model on every rank; seeds are set by the worker before this and here per rank."""
+        """Load the model on every rank; seeds are set by the worker before this and here per
+        rank."""
 
     def vocabulary_size(self) -> int:
         """Number of token ids the model can produce."""
@@ -129,7 +135,9 @@ class Engine(Protocol):
         handed over together. Returns one Completion per request and sample, in any order; a request
         that fails alone comes back with ``error`` set and costs no other."""
 
-    def score(self, requests: Sequence[Request], completions: Sequence[Sequence[int]]) -> list[Completion]:
+    def score(
+        self, requests: Sequence[Request], completions: Sequence[Sequence[int]]
+    ) -> list[Completion]:
         """Score fixed completions (teacher forcing): logprobs of exactly those tokens."""
 
     def reset(self, seed: int) -> list[Mapping[str, str]]:
@@ -137,7 +145,8 @@ class Engine(Protocol):
         (generator name -> state digest)."""
 
     def rank_fingerprints(self) -> list[Mapping[str, str]]:
-        """Fingerprint of each rank's process (effective environment and configuration), rank order."""
+        """Fingerprint of each rank's process (effective environment and configuration), rank
+        order."""
 
     def close(self) -> None:
         """Free devices and child processes; never raises."""

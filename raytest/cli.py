@@ -1,0 +1,342 @@
+"""Commands: parse, call, print, exit code. No logic, and nothing but click is imported at the top,
+so that ``raytest --help`` starts as fast as click does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from raytest import __version__
+from raytest.errors import ExitCode, RaytestError, UsageError
+
+if TYPE_CHECKING:
+    from raytest.spec import Spec
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def results_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--results``: the store of all commands."""
+    return click.option(
+        "--results",
+        default="results",
+        envvar="RAYTEST_RESULTS",
+        show_default=True,
+        metavar="DIR",
+        help="Folder that holds the runs (also RAYTEST_RESULTS).",
+    )(function)
+
+
+def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--format text|json``."""
+    return click.option(
+        "--format",
+        "output",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="json prints one document and nothing else.",
+    )(function)
+
+
+def address_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--address``: which Ray cluster."""
+    return click.option(
+        "--address",
+        default="local",
+        show_default=True,
+        metavar="A",
+        help="local starts Ray here; auto, HOST:PORT and ray://HOST:PORT join a cluster.",
+    )(function)
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--set KEY=VALUE``: overrides of the spec."""
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a key of the spec, such as trials.repeats=3 or variants.tp2.env.X=1.",
+    )(function)
+
+
+def spec_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """SPEC: a file, or the name of a preset."""
+    return click.argument("spec_file", metavar="SPEC")(function)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="raytest")
+@click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    r"""Does the same vLLM work give the same answer on every GPU, node and TP/PP size?
+
+    \b
+    raytest demo              the main job on this machine, nothing to write first
+    raytest init my.toml      a commented spec to edit
+    raytest plan my.toml      what would run where
+    raytest run my.toml       run it, compare, judge; the exit code is the verdict
+
+    \b
+    Exit codes: 0 pass, 1 mismatch, 2 usage, 3 inconclusive, 4 not comparable,
+    70 internal error, 75 no cluster or device, 124 deadline, 130/143 interrupted.
+    """
+    context.obj = {"debug": debug}
+
+
+@cli.command()
+@address_option
+@results_option
+@set_option
+@format_option
+@click.option("--run-id", metavar="ID", help="Name of the run's folder.")
+def demo(
+    address: str, results: str, overrides: tuple[str, ...], output: str, run_id: str | None
+) -> None:
+    """Run the main job on what this machine has, with nothing to write first.
+
+    Makes a small synthetic model, starts two virtual Ray nodes, runs real vLLM at TP=1, TP=2 and
+    PP=2, compares every token and logprob bit, and prints the verdicts.
+
+    Example: raytest demo --set gates.tp='"bitwise"'
+    """
+    spec, source = _load("demo", overrides)
+    _run(spec, source, address, results, run_id, False, ".", output, False)
+
+
+@cli.command()
+@click.argument("file", default="raytest.toml", metavar="[FILE]")
+@click.option(
+    "--preset", default="rollout", show_default=True, help="Which shipped spec to start from."
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def init(file: str, preset: str, force: bool) -> None:
+    """Write a commented spec to edit.
+
+    Example: raytest init my.toml --preset fleet
+    """
+    from raytest.presets import preset_text
+
+    text = preset_text(preset)
+    try:
+        with open(file, "w" if force else "x", encoding="utf-8") as handle:
+            handle.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file}: exists; --force overwrites it") from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+    click.echo(f"{file} written; next: raytest plan {file}", err=True)
+
+
+@cli.command()
+@spec_argument
+@address_option
+@set_option
+@format_option
+def plan(spec_file: str, address: str, overrides: tuple[str, ...], output: str) -> None:
+    """Show the cells, slots, launches and trials of SPEC, and why any is impossible; run nothing.
+
+    Example: raytest plan my.toml --address auto
+    """
+    from raytest.report.plan import plan_document, plan_lines
+    from raytest.runner import plan_only
+
+    spec, source = _load(spec_file, overrides)
+    made, _ = plan_only(spec, address, source)
+    _show(output, lambda: plan_document(spec, made), lambda: plan_lines(spec, made))
+    made.require_possible()
+
+
+@cli.command()
+@spec_argument
+@address_option
+@results_option
+@set_option
+@format_option
+@click.option(
+    "--run-id", metavar="ID", help="Name of the run's folder (default: name, time, 4 hex)."
+)
+@click.option("--resume", is_flag=True, help="Take up the run --run-id (default: the latest).")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+def run(
+    spec_file: str,
+    address: str,
+    results: str,
+    overrides: tuple[str, ...],
+    output: str,
+    run_id: str | None,
+    resume: bool,
+    quiet: bool,
+) -> None:
+    """Run SPEC (a file or a preset), compare, and judge; the exit code is the verdict.
+
+    Example: raytest run my.toml --address auto --run-id tonight
+    """
+    spec, source = _load(spec_file, overrides)
+    base = os.path.dirname(os.path.abspath(spec_file))
+    _run(spec, source, address, results, run_id, resume, base, output, quiet)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@results_option
+@format_option
+def compare(runs: tuple[str, ...], results: str, output: str) -> None:
+    """Judge a finished or partial run again, or compare runs with each other.
+
+    RUN is a run id, a path, or latest.
+
+    Example: raytest compare last-night latest
+    """
+    from raytest.runner import compare_folders
+
+    document = compare_folders(results, runs)
+    _verdict(document, output)
+
+
+@cli.command()
+@click.argument("run_name", metavar="RUN")
+@results_option
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["text", "json", "nagios", "npd", "prolog"]),
+    default="text",
+    show_default=True,
+    help="The line's form: for people, programs, Nagios, node-problem-detector, a Slurm prolog.",
+)
+@click.option("--max-age", metavar="AGE", help="Older than this (26h, 90m, 2d) is no verdict.")
+def verdict(run_name: str, results: str, form: str, max_age: str | None) -> None:
+    """One line and the exit code from RUN's verdict.json alone; 3 where there is none.
+
+    What every wrapper ends with: schedulers can return 0 for work that failed or never ran.
+
+    Example: raytest verdict latest --max-age 26h
+    """
+    from raytest.report.verdict_line import verdict_line
+
+    line, code = verdict_line(results, run_name, form, max_age)
+    click.echo(line)
+    raise SystemExit(code)
+
+
+@cli.command()
+@click.argument("path", metavar="PATH")
+@click.option(
+    "--size", type=click.Choice(["tiny", "small", "1b"]), default="tiny", show_default=True
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1))
+def synth(path: str, size: str, seed: int) -> None:
+    """Write the synthetic model and tokenizer to PATH: the same bytes on every machine.
+
+    Example: raytest synth /tmp/tiny --size tiny --seed 7
+    """
+    from raytest.synthetic import write_model
+
+    info = write_model(path, size=size, seed=seed)
+    click.echo(str(info))
+
+
+def _load(spec_file: str, overrides: tuple[str, ...]) -> tuple[Spec, str]:
+    """A spec from a file, or from a preset where no such file exists."""
+    from raytest.presets import is_preset, preset_text
+    from raytest.spec_file import load_spec, parse_spec
+
+    if is_preset(spec_file) and not os.path.exists(spec_file):
+        source = f"preset {spec_file}"
+        return parse_spec(preset_text(spec_file), source, overrides), source
+    return load_spec(spec_file, overrides), spec_file
+
+
+def _run(
+    spec: Spec,
+    source: str,
+    address: str,
+    results: str,
+    run_id: str | None,
+    resume: bool,
+    base_dir: str,
+    output: str,
+    quiet: bool,
+) -> None:
+    from raytest.console import progress_for
+    from raytest.runner import judge, run_spec
+
+    with progress_for(quiet) as progress:
+        outcome = run_spec(
+            spec,
+            source=source,
+            address=address,
+            results=results,
+            run_id=run_id,
+            resume=resume,
+            base_dir=base_dir,
+            progress=progress,
+        )
+    _verdict(judge(outcome.folder, outcome.evaluation), output, str(outcome.folder.path))
+
+
+def _verdict(document: dict[str, Any], output: str, where: str = "") -> None:
+    from raytest.report.terminal import verdict_lines
+
+    _show(output, lambda: document, lambda: verdict_lines(document, where))
+    raise SystemExit(document["exit_code"])
+
+
+def _show(output: str, document: Callable[[], Any], lines: Callable[[], list[str]]) -> None:
+    """Data on stdout: one JSON document, or lines."""
+    import json
+
+    if output == "json":
+        click.echo(json.dumps(document(), indent=1, sort_keys=True))
+    else:
+        for line in lines():
+            click.echo(line)
+
+
+def main() -> None:
+    """The console entry point: every way to end has its exit code, and none is a traceback."""
+    sys.exit(_main(sys.argv[1:]))
+
+
+def _main(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    try:
+        cli.main(args=arguments, prog_name="raytest", standalone_mode=False)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(ExitCode.INTERNAL)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return int(ExitCode.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.USAGE)
+    except RaytestError as error:
+        for line in str(error).splitlines():
+            click.echo(f"raytest: {line}", err=True)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        # the reader went away (| head); what it wanted it has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(ExitCode.PASS)
+    except Exception as error:  # the program's edge: a bug must not look like a mismatch
+        if debug:
+            raise
+        click.echo(
+            f"raytest: internal error: {type(error).__name__}: {error}; "
+            "--debug before the command shows where",
+            err=True,
+        )
+        return int(ExitCode.INTERNAL)
+    return int(ExitCode.PASS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,461 @@
+"""Executes a plan: every launch is a coroutine that waits for its devices, starts its worker, runs
+its trials and makes each safe on disk; what dies is tried again on the same slot, then given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from raytest import cluster
+from raytest.configure import Target, configure
+from raytest.engines.base import EngineConfig, Request
+from raytest.errors import CellError, ExitCode, RaytestError, StoreError
+from raytest.inventory import Inventory
+from raytest.plan import Cell, Launch, Plan, Trial
+from raytest.schema import CellState
+from raytest.spec import Spec
+from raytest.store import RunFolder
+from raytest.worker import Job, TrialJob
+from raytest.workload import arrange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class StoppedError(RaytestError):
+    """The run was ended from outside; what is finished is on disk and ``--resume`` goes on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.exit_code = ExitCode.INTERRUPTED
+
+
+class Progress(Protocol):
+    """What the runner tells whoever watches."""
+
+    def begin(self, plan: Plan, trials_done: int) -> None:
+        """The plan is made; ``trials_done`` of it were on disk already."""
+
+    def launch(self, launch: Launch, state: CellState, note: str = "") -> None:
+        """A launch reached ``state``."""
+
+    def trial(self, launch: Launch, trial: Trial) -> None:
+        """A trial is safe on disk."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run's fixed inputs."""
+
+    spec: Spec
+    plan: Plan
+    inventory: Inventory
+    target: Target
+    folder: RunFolder
+    requests: list[Request]
+    model_path: str
+    tokenizer_path: str
+    vocabulary_size: int | None
+    progress: Progress
+
+
+def execute(run: Run) -> None:
+    """Run every unfinished trial. Raises StoppedError on a signal or at the deadline; cells that
+    failed for good are events of the run folder, not exceptions."""
+    asyncio.run(_Execution(run).main())
+
+
+class _Devices:
+    """All-or-nothing use of devices, and of the machine's cores where engines share them."""
+
+    def __init__(self, cores: int | None) -> None:
+        self._busy: set[str] = set()
+        self._cores = cores
+        self._used = 0
+        self._changed = asyncio.Condition()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, names: Iterable[str]) -> Any:
+        wanted = set(names)
+        weight = 0 if self._cores is None else min(len(wanted), self._cores)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free(wanted, weight))
+            self._busy |= wanted
+            self._used += weight
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._busy -= wanted
+                self._used -= weight
+                self._changed.notify_all()
+
+    def _free(self, wanted: set[str], weight: int) -> bool:
+        return not wanted & self._busy and (
+            self._cores is None or self._used + weight <= self._cores
+        )
+
+
+@dataclass(slots=True)
+class _Execution:
+    run: Run
+    known_payloads: set[bytes] = field(default_factory=set)
+    reservation: cluster.Reservation = field(default_factory=cluster.Reservation)
+    stop_reason: StoppedError | None = None
+    control_launch: Launch | None = None
+
+    async def main(self) -> None:
+        run = self.run
+        self.known_payloads = run.folder.known_payload_ids()
+        finished = run.folder.finished_trials()
+        pending = [
+            (launch, missing)
+            for launch in run.plan.launches()
+            if (missing := _missing(launch, run.plan, finished))
+        ]
+        if run.folder.control() is None and pending:
+            self.control_launch = pending[0][0]
+        run.progress.begin(run.plan, sum(1 for k in _keys(run.plan) if k in finished))
+        devices = _Devices(run.spec.limits.parallel or _shared_cores(run.inventory))
+        task = asyncio.current_task()
+        assert task is not None
+        self._watch_signals(task)
+        try:
+            await asyncio.to_thread(self._reserve, [launch.cell for launch, _ in pending])
+            async with asyncio.timeout(run.spec.limits.deadline_s):
+                jobs = [asyncio.create_task(self._launch(devices, x, m)) for x, m in pending]
+                await _all(jobs)
+        except TimeoutError:
+            stopped = StoppedError(
+                f"the run's own limit of {run.spec.limits.deadline_s:g} s is over"
+            )
+            stopped.exit_code = ExitCode.DEADLINE
+            raise stopped from None
+        except asyncio.CancelledError:
+            if self.stop_reason is None:
+                raise
+            raise self.stop_reason from None
+        finally:
+            self.reservation.release()
+
+    def _watch_signals(self, task: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        for number, code in (
+            (signal.SIGINT, ExitCode.INTERRUPTED),
+            (signal.SIGTERM, ExitCode.TERMINATED),
+        ):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._stop, task, number, code)
+
+    def _stop(self, task: asyncio.Task[None], number: int, code: ExitCode) -> None:
+        if self.stop_reason is None:
+            self.stop_reason = StoppedError(f"stopped by {signal.Signals(number).name}")
+            self.stop_reason.exit_code = code
+            task.cancel()
+
+    def _reserve(self, cells: list[Cell]) -> None:
+        run = self.run
+        nodes = {n.name: n.node_id for n in run.inventory.nodes}
+        devices = [d for c in cells for d in c.slot.devices]
+        self.reservation.take(devices, nodes, run.spec.limits.place_s)
+
+    async def _launch(self, devices: _Devices, launch: Launch, missing: list[Trial]) -> None:
+        """All attempts of one launch, one after the other, on the same slot."""
+        run, cell = self.run, launch.cell
+        names = [f"{d.node}/{d.uuid}/{d.share}" for d in cell.slot.devices]
+        async with devices.hold(names):
+            before = sum(
+                e["event"] == "attempt failed" and _is(e, launch) for e in run.folder.events()
+            )
+            for attempt in range(before, before + run.spec.limits.retries + 1):
+                try:
+                    await _Attempt(self, launch, attempt).run(missing)
+                except _FailureError as failure:
+                    finished = run.folder.finished_trials()
+                    missing = _missing(launch, run.plan, finished)
+                    final = attempt == before + run.spec.limits.retries
+                    self._record_failure(launch, attempt, failure, final)
+                else:
+                    run.folder.event("launch done", cell_id=cell.cell_id, launch=launch.launch)
+                    run.progress.launch(launch, CellState.DONE)
+                    return
+
+    def _record_failure(
+        self, launch: Launch, attempt: int, failure: _FailureError, final: bool
+    ) -> None:
+        slot = launch.cell.slot
+        facts = {
+            "cell_id": launch.cell.cell_id,
+            "variant": launch.cell.variant,
+            "launch": launch.launch,
+            "attempt": attempt,
+            "slot": slot.name,
+            "nodes": list(slot.nodes),
+            "gpu_uuids": [d.uuid for d in slot.devices],
+            "phase": failure.phase,
+            "kind": failure.kind,
+            "reason": failure.reason,
+            "log": failure.log_tail,
+        }
+        self.run.folder.event("attempt failed", **facts)
+        if final:
+            self.run.folder.event("launch failed", **facts)
+        state = CellState.FAILED if final else CellState.PLANNED
+        self.run.progress.launch(launch, state, f"{failure.phase}: {failure.reason}")
+
+
+class _FailureError(Exception):
+    """One attempt of a launch ended badly."""
+
+    def __init__(self, phase: str, kind: str, reason: str, log_tail: str) -> None:
+        super().__init__(reason)
+        self.phase, self.kind, self.reason, self.log_tail = phase, kind, reason, log_tail
+
+
+class _Attempt:
+    """One process' worth of a launch."""
+
+    def __init__(self, execution: _Execution, launch: Launch, attempt: int) -> None:
+        self._execution = execution
+        self._run = execution.run
+        self._launch = launch
+        self._attempt = attempt
+        self._phase = "placing"
+        self._actor: Any = None
+        self._pid: int | None = None
+        node = self._run.inventory.node(launch.cell.slot.nodes[0])
+        self._node_id, self._hostname = node.node_id, node.hostname
+        name = f"{launch.cell.cell_id}-{launch.launch}-{attempt}.log"
+        self._log = f"{cluster.node_temporary_folder(self._run.folder.run_id)}/{name}"
+
+    async def run(self, missing: list[Trial]) -> None:
+        """Start the worker and run ``missing``. Raises _FailureError; the worker is gone then."""
+        failed: tuple[str, str] | None = None
+        try:
+            await self._start()
+            await self._warm_up(missing)
+            if self._launch is self._execution.control_launch:
+                await self._control(missing[0])
+            for trial in missing:
+                await self._trial(trial)
+            await self._answer("stop", 60.0)
+        except StoreError:
+            raise
+        except TimeoutError as error:
+            failed = "time-out", str(error)
+        except RaytestError as error:
+            failed = "error", _cause(error)
+        # A worker's process edge: whatever ended it marks the cell, and the text is kept.
+        except Exception as error:  # noqa: BLE001
+            failed = type(error).__name__, _cause(error)
+        finally:
+            log = await asyncio.shield(asyncio.to_thread(self._clean_up))
+        if failed is not None:
+            raise _FailureError(self._phase, *failed, log)
+
+    async def _start(self) -> None:
+        run, cell, limits = self._run, self._launch.cell, self._run.spec.limits
+        variant = next(v for v in run.spec.variants if v.name == cell.variant)
+        config, env = configure(
+            run.spec, cell, run.target, model_path=run.model_path, tokenizer_path=run.tokenizer_path
+        )
+        job = Job(config, self._where(), env, self._node_id, self._log)
+        self._tell(CellState.PLACED)
+        self._actor = cluster.start_worker(
+            job, cell.slot, node_id=self._node_id, env=env, runtime_env=variant.runtime_env
+        )
+        pin = await self._answer("prove_pin", limits.place_s)
+        self._pid = pin["pid"]
+        self._event("pinned", **pin)
+        self._enter("loading", CellState.LOADING)
+        records = await self._answer("start", limits.start_s)
+        self._write_fingerprints(records, config)
+        self._enter("running", CellState.RUNNING)
+
+    async def _warm_up(self, missing: list[Trial]) -> None:
+        for _ in range(self._run.spec.trials.warmup if missing else 0):
+            job = self._trial_job(missing[0])
+            n = await self._answer("warm_up", self._run.spec.limits.trial_s, job)
+            self._event("warm-up discarded", completions=n)
+
+    async def _control(self, trial: Trial) -> None:
+        """The positive control: one request, and the same with one prompt token changed, passed off
+        as its repeat. The analysis must see two classes, or the run proves nothing."""
+        run = self._run
+        job = self._trial_job(trial)
+        plain = min((r for b in job.batches for r in b), key=lambda r: len(r.prompt_token_ids))
+        *kept, last = plain.prompt_token_ids
+        other = (last + 1) % (run.vocabulary_size or last + 2)
+        changed = replace(plain, prompt_token_ids=(*kept, other))
+        tables = []
+        for repeat, request in enumerate((plain, changed)):
+            batches = ((request,),)
+            job = replace(job, arrangement="solo", repeat=repeat, batches=batches)
+            table, _ = await self._answer("run_trial", run.spec.limits.trial_s, job)
+            tables.append(table)
+        run.folder.write_control(tables)
+        self._event("control ran", request_id=plain.request_id)
+
+    async def _trial(self, trial: Trial) -> None:
+        limits = self._run.spec.limits
+        observations, states = await self._answer(
+            "run_trial", limits.trial_s, self._trial_job(trial)
+        )
+        known = self._execution.known_payloads
+        ids = set(observations.column("payload_id").drop_null().to_pylist())
+        unseen = sorted(ids - known)
+        payloads: pa.Table | None = None
+        if unseen:
+            payloads = await self._answer("payloads", limits.trial_s, unseen)
+        key = (self._launch.cell.cell_id, self._launch.launch, trial.trial)
+        self._run.folder.write_trial(key, observations, payloads)
+        known |= ids
+        self._event("trial done", trial=trial.trial, seed_states=states)
+        self._run.progress.trial(self._launch, trial)
+
+    def _trial_job(self, trial: Trial) -> TrialJob:
+        run, cell = self._run, self._launch.cell
+        variant = next(v for v in run.spec.variants if v.name == cell.variant)
+        requests = _with_logprobs(run.requests, run.spec.logprobs(variant))
+        batches = arrange(requests, trial.arrangement, run.spec.seed)
+        return TrialJob(
+            trial=trial.trial,
+            repeat=trial.repeat,
+            arrangement=trial.arrangement.value,
+            seed=run.spec.seed,
+            batches=tuple(tuple(b) for b in batches),
+        )
+
+    def _where(self) -> dict[str, Any]:
+        cell = self._launch.cell
+        return {
+            "run_id": self._run.folder.run_id,
+            "cell_id": cell.cell_id,
+            "variant": cell.variant,
+            "tensor_parallel_size": cell.tensor_parallel_size,
+            "pipeline_parallel_size": cell.pipeline_parallel_size,
+            "node_id": self._node_id,
+            "hostname": self._hostname,
+            "gpu_uuids": [d.uuid for d in cell.slot.devices],
+            "slot": cell.slot.name,
+            "launch": self._launch.launch,
+            "attempt": self._attempt,
+        }
+
+    async def _answer(self, method: str, timeout_s: float, *args: Any) -> Any:
+        """A worker method's result within its time limit."""
+        ref = getattr(self._actor, method).remote(*args)
+        try:
+            return await asyncio.wait_for(_await(ref), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from None
+
+    def _write_fingerprints(
+        self, records: list[tuple[int, str, dict[str, str]]], config: EngineConfig
+    ) -> None:
+        import pyarrow as pa
+
+        from raytest.schema import fingerprints_schema
+
+        cell, launch = self._launch.cell, self._launch.launch
+        rows = [
+            (cell.cell_id, launch, self._attempt, rank, stage, key, value)
+            for rank, stage, facts in records
+            for key, value in sorted(facts.items())
+        ]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(fingerprints_schema())
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, fingerprints_schema(), strict=True)]
+        table = pa.table(arrays, schema=fingerprints_schema())
+        self._run.folder.write_fingerprints((cell.cell_id, launch), self._attempt, table)
+        self._event("started", executor=config.executor, level=config.level, profile=config.profile)
+
+    def _enter(self, phase: str, state: CellState) -> None:
+        self._phase = phase
+        self._tell(state)
+
+    def _tell(self, state: CellState) -> None:
+        self._event(state.value)
+        self._run.progress.launch(self._launch, state)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        self._run.folder.event(
+            kind,
+            cell_id=self._launch.cell.cell_id,
+            launch=self._launch.launch,
+            attempt=self._attempt,
+            **fields,
+        )
+
+    def _clean_up(self) -> str:
+        """End the worker and everything it started, keep its output; the end of that output."""
+        if self._actor is None:
+            return ""
+        cluster.end_worker(self._actor, self._node_id, self._pid)
+        text = cluster.fetch_log(self._node_id, self._log)
+        path = self._run.folder.log_path(
+            self._launch.cell.cell_id, self._launch.launch, self._attempt
+        )
+        with contextlib.suppress(OSError):
+            path.write_text(text, encoding="utf-8")
+        return "\n".join(text.splitlines()[-15:])[-4000:]
+
+
+async def _await(ref: Awaitable[T]) -> T:
+    return await ref
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for every task; the first exception, or a cancellation, ends the others first."""
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _keys(plan: Plan) -> Iterable[tuple[str, int, int]]:
+    return ((x.cell.cell_id, x.launch, t.trial) for x in plan.launches() for t in plan.trials)
+
+
+def _missing(launch: Launch, plan: Plan, finished: set[tuple[str, int, int]]) -> list[Trial]:
+    return [t for t in plan.trials if (launch.cell.cell_id, launch.launch, t.trial) not in finished]
+
+
+def _is(event: Mapping[str, Any], launch: Launch) -> bool:
+    return event.get("cell_id") == launch.cell.cell_id and event.get("launch") == launch.launch
+
+
+def _with_logprobs(requests: list[Request], logprobs: int | None) -> list[Request]:
+    """The same requests with another number of logprobs kept (an arm of the observer-effect
+    control)."""
+    return [
+        r
+        if r.sampling.logprobs == logprobs
+        else replace(r, sampling=replace(r.sampling, logprobs=logprobs))
+        for r in requests
+    ]
+
+
+def _shared_cores(inventory: Inventory) -> int | None:
+    """Engines on CPU devices of one machine share its cores: more ranks at once than cores only
+    makes all of them slower. GPUs are their own limit."""
+    if inventory.device_kind == "gpu" or len({n.hostname for n in inventory.nodes}) > 1:
+        return None
+    return os.cpu_count()
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, in one line: Ray wraps the worker's own error in its traceback."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RaytestError | CellError):
+        return str(cause)
+    lines = [line for line in str(cause or error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,233 @@
+"""The Ray actor: seeds first, then its pin, its fingerprint, the engine, the trials.
+
+Nothing that could draw a random number is imported at the top: the first thing a fresh process does
+is to seed itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raytest.engines.base import Engine, EngineConfig, Request
+from raytest.errors import CellError, RaytestError
+from raytest.seeding import compare_audits, seed_everything, state_digests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one launch of one cell is told: everything it needs, in plain values.
+
+    ``where`` are the observation columns known to the plan; ``env`` what must be set in every
+    process.
+    """
+
+    config: EngineConfig
+    where: Mapping[str, Any]
+    env: Mapping[str, str]
+    node_id: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialJob:
+    """One trial: its keys and the requests, in the batches that the arrangement makes of them."""
+
+    trial: int
+    repeat: int
+    arrangement: str
+    seed: int
+    batches: tuple[tuple[Request, ...], ...]
+
+
+class Worker:
+    """Runs one launch of one cell. Methods raise RaytestError alone; Ray carries it to the
+    driver."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config
+        seed_everything(config.seed, level=config.level, warn_only=config.warn_only)
+        self._states_at_start = state_digests()
+        self._job = job
+        self._engine: Engine | None = None
+        self._payloads: pa.Table | None = None
+        if job.log_path:
+            _keep_output(job.log_path)
+
+    def prove_pin(self) -> dict[str, Any]:
+        """Where this process really is: node id, devices by UUID, pid. Raises CellError if it is
+        not where the plan put it, or if a variable did not reach it."""
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        if node_id != self._job.node_id:
+            raise CellError(f"planned on node {self._job.node_id}, but runs on {node_id}")
+        _check_environment(self._job.env, os.environ, "the actor")
+        config = self._job.config
+        uuids = _visible_gpus() if config.device_kind == "gpu" else list(config.device_uuids)
+        if config.device_kind == "gpu" and uuids and uuids != list(config.device_uuids):
+            raise CellError(
+                f"planned on {', '.join(config.device_uuids)}, but sees {', '.join(uuids)}"
+            )
+        return {"node_id": node_id, "pid": os.getpid(), "gpu_uuids": uuids}
+
+    def start(self) -> list[tuple[int, str, dict[str, str]]]:
+        """Load the engine. Returns fingerprints as (rank, stage, facts); rank -1 is this
+        process."""
+        from raytest.fingerprint.capture import capture
+
+        facts = {**capture("actor"), **_seed_facts(self._states_at_start)}
+        records = [(-1, "before load", facts)]
+        engine = _build_engine(self._job.config)
+        self._engine = engine
+        engine.start()
+        for rank, states in enumerate(getattr(engine, "states_before_load", [])):
+            records.append((rank, "before load", _seed_facts(states)))
+        self._check_agreement(
+            {f"rank {r}": s for r, s in enumerate(getattr(engine, "states_before_load", []))},
+            "before the model was loaded",
+        )
+        for rank, rank_facts in enumerate(engine.rank_fingerprints()):
+            self._check_rank(rank, rank_facts)
+            records.append((rank, "loaded", dict(rank_facts)))
+        return records
+
+    def run_trial(self, trial: TrialJob) -> tuple[pa.Table, dict[str, str]]:
+        """One pass; observations, and the seed audit. Payloads are kept until the next trial."""
+        from datetime import UTC, datetime
+
+        from raytest.observations import observations_table
+
+        engine = self._require_engine()
+        config = self._job.config
+        seed_everything(trial.seed, level=config.level, warn_only=config.warn_only)
+        audits = {f"rank {r}": dict(s) for r, s in enumerate(engine.reset(trial.seed))}
+        states = state_digests()
+        self._check_agreement({"the actor": states, **audits}, f"before trial {trial.trial}")
+        started_at, clock = datetime.now(UTC), time.monotonic()
+        completions, steps = engine.generate(trial.batches)
+        requests = sorted(
+            (r for batch in trial.batches for r in batch), key=lambda r: r.request_index
+        )
+        observations, self._payloads = observations_table(
+            requests,
+            completions,
+            where={
+                **self._job.where,
+                "trial": trial.trial,
+                "repeat": trial.repeat,
+                "arrangement": trial.arrangement,
+            },
+            batch_size=steps.batch_size,
+            started_at=started_at,
+            duration_s=time.monotonic() - clock,
+            vocabulary_size=engine.vocabulary_size(),
+        )
+        return observations, states
+
+    def warm_up(self, trial: TrialJob) -> int:
+        """A pass whose results are discarded; the number of completions, so that it can be told."""
+        engine = self._require_engine()
+        engine.reset(trial.seed)
+        completions, _ = engine.generate(trial.batches)
+        return len(completions)
+
+    def payloads(self, payload_ids: Sequence[bytes]) -> pa.Table:
+        """Payload rows of the last trial by id."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._payloads is None:
+            raise CellError("no trial has run in this worker")
+        wanted = pa.array(list(payload_ids), pa.binary(16))
+        return self._payloads.filter(pc.is_in(self._payloads.column("payload_id"), wanted))
+
+    def stop(self) -> None:
+        """Close the engine in good order."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _require_engine(self) -> Engine:
+        if self._engine is None:
+            raise CellError("the engine is not running")
+        return self._engine
+
+    def _check_agreement(self, audits: Mapping[str, Mapping[str, str]], when: str) -> None:
+        """Processes of one engine that should agree on their random state, and do not, are an
+        error."""
+        if self._job.config.level == 0:
+            return
+        differences = compare_audits(audits)
+        if differences:
+            raise CellError(f"seed audit {when}: {'; '.join(differences)}")
+
+    def _check_rank(self, rank: int, facts: Mapping[str, str]) -> None:
+        config = self._job.config
+        seen = {k.removeprefix("env."): v for k, v in facts.items() if k.startswith("env.")}
+        _check_environment(self._job.env, seen, f"rank {rank}")
+        uuid = facts.get("device.uuid")
+        if uuid and config.device_kind == "gpu" and uuid != config.device_uuids[rank]:
+            raise CellError(
+                f"rank {rank} computes on {uuid}, planned on {config.device_uuids[rank]}"
+            )
+
+
+# VLLM_BATCH_INVARIANT makes each rank rewrite these for itself; that is recorded, not an error.
+REWRITTEN_BY_VLLM = ("NCCL_", "CUBLAS_", "VLLM_USE_AOT_COMPILE", "OMP_NUM_THREADS")
+
+
+def _check_environment(wanted: Mapping[str, str], seen: Mapping[str, str], process: str) -> None:
+    for name, value in wanted.items():
+        found = seen.get(name)
+        if found == value or (process != "the actor" and name.startswith(REWRITTEN_BY_VLLM)):
+            continue
+        shown = "is unset" if found is None else f"is {found!r}"
+        raise CellError(f"{name} {shown} in {process}, the spec demands {value!r}")
+
+
+def _visible_gpus() -> list[str]:
+    """UUIDs of the GPUs that this process may use, in its own order, asked of NVML."""
+    from raytest.fingerprint.gpu import gpus
+
+    known = gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [g["uuid"] for g in known]
+    by_name = {name: g["uuid"] for g in known for name in (g["index"], g["uuid"])}
+    return [by_name[v.strip()] for v in visible.split(",") if v.strip() in by_name]
+
+
+def _seed_facts(states: Mapping[str, str]) -> dict[str, str]:
+    return {f"seed.{generator}": digest for generator, digest in states.items()}
+
+
+def _build_engine(config: EngineConfig) -> Engine:
+    if config.backend == "reference":
+        from raytest.engines.reference import ReferenceEngine
+
+        return ReferenceEngine(config)
+    from raytest.engines.vllm import VllmEngine
+
+    return VllmEngine(config)
+
+
+def _keep_output(path: str) -> None:
+    """Send what this process and its children print to one file, which the driver fetches."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise RaytestError(f"{path}: cannot be written: {error.strerror}") from None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
