@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from raytest.plan import Plan
     from raytest.spec import Spec
@@ -361,22 +363,32 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
     """Read one Parquet file and hold it to ``schema`` (extra columns are left out, types are not
     cast). Raises StoreError naming the file and what is wrong with it."""
+    names = schema.names if columns is None else columns
+    with open_table(path, schema, names) as file:
+        return file.read(columns=names).select(names).replace_schema_metadata(None)
+
+
+@contextmanager
+def open_table(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[pq.ParquetFile]:
+    """One Parquet file, to be read by row group; ``names`` are checked against ``schema``.
+
+    Raises StoreError naming the file, also for what fails while it is read inside the block.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = schema.names if columns is None else columns
     try:
-        file = pq.ParquetFile(path)
-        found = file.schema_arrow
-        for name in names:
-            if name not in found.names:
-                raise StoreError(f"{path}: column {name!r} is missing")
-            if found.field(name).type != schema.field(name).type:
-                raise StoreError(
-                    f"{path}: column {name!r} is {found.field(name).type}, "
-                    f"expected {schema.field(name).type}"
-                )
-        return file.read(columns=names).select(names).replace_schema_metadata(None)
+        with pq.ParquetFile(path) as file:
+            found = file.schema_arrow
+            for name in names:
+                if name not in found.names:
+                    raise StoreError(f"{path}: column {name!r} is missing")
+                if found.field(name).type != schema.field(name).type:
+                    raise StoreError(
+                        f"{path}: column {name!r} is {found.field(name).type}, "
+                        f"expected {schema.field(name).type}"
+                    )
+            yield file
     except FileNotFoundError:
         raise StoreError(f"{path}: is missing") from None
     except (pa.ArrowException, OSError) as error:
