@@ -86,7 +86,9 @@ def _blocks(x: Array, w: Array, block: int, order: SumOrder) -> Array:
     at_once = max(1, ELEMENTS_AT_ONCE // (ranks * whole * columns))
     for row in range(0, rows, at_once):
         some = slice(row, row + at_once)
-        total[:, some] = add_along_first(add_along_first(xs[..., some, None] * ws))
+        total[:, some] = add_along_first(
+            add_along_first(np.multiply(xs[..., some, None], ws, order="C"))
+        )
     for j in range(whole, k):
         total += x[:, :, j, None] * w[:, j, None, :]
     total += np.float32(0.0)
