@@ -40,7 +40,7 @@ def check_spec(spec: Spec, target: Target, source: str) -> None:
     lines = []
     for variant in spec.variants if spec.backend == "vllm" else ():
         key = f"{source}: variants.{variant.name}"
-        reason = unsupported(spec.level(variant), target.platform, target.vllm)
+        reason = unsupported(spec.level(variant), target.platform)
         if reason:
             lines.append(f"{key}: level {spec.level(variant)}: {reason}")
         findings = [

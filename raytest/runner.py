@@ -197,7 +197,6 @@ def read_workload(spec: Spec, model: Model, base_dir: str) -> Workload:
         spec.workload.sampling.resolve(spec.seed),
         tokenizer_path=model.tokenizer_path,
         limit=spec.workload.limit,
-        seed=spec.seed,
         seed_per_request=spec.workload.seed_per_request,
         max_model_len=model.max_model_len,
         vocabulary_size=model.vocabulary_size,

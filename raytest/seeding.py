@@ -1,7 +1,7 @@
 """Seeds and determinism levels, and the audit that proves they took.
 
-Only the standard library is imported at the top: a worker calls :func:`seed_everything` before anything
-that could draw a random number is imported.
+Only the standard library is imported at the top: a worker calls :func:`seed_everything` before
+anything that could draw a random number is imported.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def level_engine_args(level: int) -> dict[str, Any]:
     return {"async_scheduling": False} if level >= 3 else {}
 
 
-def unsupported(level: int, platform: str, vllm_version: str) -> str | None:
+def unsupported(level: int, platform: str) -> str | None:
     """Why ``level`` cannot be had on ``platform`` (``cuda`` or ``cpu``), or None."""
     if level >= 4 and platform == "cpu":
         return "vLLM has no batch-invariant kernels on the CPU platform; use level 3"

@@ -141,8 +141,6 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     write_json(path, {"a": 1})
     with pytest.raises(RecursionError):
-        loop: list[object] = []
-        loop.append(loop)
         write_json(path, _deep())
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
