@@ -182,8 +182,17 @@ def test_a_cached_prefix_is_used_counted_and_may_change_rounding_alone() -> None
     invariant = {"enable_prefix_caching": True, "batch_invariant": True}
     plain = outcome(engine(engine_args={"batch_invariant": True}), requests)
     assert same_bits(plain, outcome(engine(engine_args=invariant), requests)) == 6
+    assert sum(caching.generate([requests])[1].tokens) == 6 * (51 - 48) + 6 * 11
     caching.reset(0)
     assert outcome(caching, requests[:1])[("request-0", 0)].n_cached_tokens == 0
+
+
+def test_the_last_token_of_a_prompt_is_computed_even_where_all_of_it_is_cached() -> None:
+    one = engine(engine_args={"enable_prefix_caching": True, "batch_invariant": True})
+    whole_blocks = [request(range(3, 35))]
+    first, second = outcome(one, whole_blocks), outcome(one, whole_blocks)
+    assert second[("request-0", 0)].n_cached_tokens == 16
+    assert same_bits(first, second) == 1
 
 
 def test_one_bad_prompt_costs_no_other() -> None:

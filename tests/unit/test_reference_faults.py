@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +235,26 @@ def test_a_batch_differs_from_solo_from_the_first_decoded_position_on() -> None:
     assert min(position for _, position in differing) == 20
 
 
+def test_a_stale_block_holds_what_was_there_before_and_zeros_after_a_reset() -> None:
+    one = engine({"kind": "stale_kv_block", "index": 0, "request": 0})
+    mine, other = workload(2)
+    empty = bits(run(one, [mine]))
+    one.reset(0)
+    run(one, [other])
+    assert bits(run(one, [mine])) != empty
+    one.reset(0)
+    assert bits(run(one, [mine])) == empty
+
+
 def test_nan_in_one_request_stays_in_that_request() -> None:
     requests = workload()
-    healthy = run(engine(None), requests)
-    faulty = run(engine({"kind": "nan_row", "request": 2, "layer": 1}), requests)
-    assert np.isnan(faulty[2].logprobs).all()
-    others = [i for i in range(6) if i != 2]
+    # one in a longer table: the others are padded to it, and must not read a block with NaN
+    longer = requests[5].prompt_token_ids * 3
+    requests[5] = replace(requests[5], prompt_token_ids=longer)
+    fault = {"kind": "nan_row", "request": 0, "layer": 0}
+    healthy, faulty = run(engine(None), requests), run(engine(fault), requests)
+    assert np.isnan(faulty[0].logprobs).all()
+    others = [1, 2, 3, 4, 5]
     assert [bits(healthy)[i] for i in others] == [bits(faulty)[i] for i in others]
 
 
@@ -397,3 +412,10 @@ def test_a_slow_engine_waits_in_each_step_and_changes_nothing(
 def test_a_fault_that_cannot_be_planted_is_refused(fault: dict[str, Any], words: str) -> None:
     with pytest.raises(CellError, match=words):
         engine(fault)
+
+
+def test_nan_does_not_outlive_its_request_in_the_cache() -> None:
+    broken, later = workload(2)
+    one = engine({"kind": "nan_row", "request": 0, "layer": 0})
+    assert np.isnan(run(one, [broken])[0].logprobs).all()
+    assert bits(run(one, [later])) == bits(run(engine(None), [later]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -90,13 +93,9 @@ def test_logprobs_are_those_of_the_plain_model(tp: int, pp: int) -> None:
             np.testing.assert_allclose(found.top_logprobs.reshape(20, 512), exact, atol=1e-4)
 
 
-def test_a_model_folder_gives_the_vocabulary_of_its_tokenizer(tmp_path: object) -> None:
-    from dataclasses import replace
-    from pathlib import Path
-
-    folder = Path(str(tmp_path))
-    (folder / "config.json").write_text('{"vocab_size": 700, "eos_token_id": [1, 2]}')
-    changed = replace(config(2, 1), model_path=str(folder))
+def test_a_model_folder_gives_the_vocabulary_of_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 700, "eos_token_id": [1, 2]}')
+    changed = replace(config(2, 1), model_path=str(tmp_path))
     engine = ReferenceEngine(changed)
     assert engine.vocabulary_size() == 700
     engine.start()
