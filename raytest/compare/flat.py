@@ -1,0 +1,120 @@
+"""Payloads as flat arrays with offsets, taken from Arrow without a copy through Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Payloads 0..n-1. ``tokens`` int32 and ``logprobs`` float32 are flat, payload i from its entry
+    in ``token_start`` for ``length`` tokens (``n_logprobs`` logprobs). ``top_ids`` and
+    ``top_logprobs`` hold ``top_k`` entries a position from ``top_start``."""
+
+    tokens: npt.NDArray[np.int32]
+    token_start: Ints
+    length: Ints
+    logprobs: npt.NDArray[np.float32]
+    logprob_start: Ints
+    n_logprobs: Ints
+    top_k: Ints
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+    top_start: Ints
+
+
+COLUMNS = ["payload_id", "token_ids", "logprobs", "top_k", "top_token_ids", "top_logprobs"]
+
+
+def flat_of(table: pa.Table) -> Flat:
+    """The payload table's columns as flat arrays. A position with fewer candidates than ``top_k``
+    entries does not occur: then the payload counts as one without candidates."""
+    import numpy as np
+
+    tokens, token_start, length = _list(table.column("token_ids"))
+    logprobs, logprob_start, n_logprobs = _list(table.column("logprobs"))
+    top_ids, top_start, n_ids = _list(table.column("top_token_ids"))
+    top_logprobs, other_start, n_top = _list(table.column("top_logprobs"))
+    top_k = table.column("top_k").to_numpy().astype(np.int64)
+    whole = (n_ids == top_k * length) & (n_top == n_ids) & (top_start == other_start)
+    return Flat(
+        tokens,
+        token_start,
+        length,
+        logprobs,
+        logprob_start,
+        n_logprobs,
+        np.where(whole, top_k, 0),
+        top_ids,
+        top_logprobs,
+        top_start,
+    )
+
+
+def _list(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], Ints, Ints]:
+    """Values, starts and lengths of a list column."""
+    import numpy as np
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    return array.values.to_numpy(zero_copy_only=False), offsets[:-1], np.diff(offsets)
+
+
+def ragged(starts: Ints, lengths: Ints) -> Ints:
+    """Indices of consecutive runs: starts[0], starts[0]+1, …, then starts[1], … (flat)."""
+    import numpy as np
+
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - ends + lengths, lengths)
+
+
+def longest_runs(flat: Flat) -> Ints:
+    """Per payload the longest run of one repeated token [n]."""
+    import numpy as np
+
+    n = len(flat.tokens)
+    if not n:
+        return np.zeros(len(flat.length), dtype=np.int64)
+    new = np.ones(n, dtype=np.bool_)
+    np.not_equal(flat.tokens[1:], flat.tokens[:-1], out=new[1:])
+    filled = flat.length > 0
+    new[flat.token_start[filled]] = True
+    starts = np.flatnonzero(new)
+    runs = np.diff(np.append(starts, n))
+    first = np.searchsorted(starts, flat.token_start[filled])
+    longest = np.zeros(len(flat.length), dtype=np.int64)
+    if len(first):
+        longest[filled] = np.maximum.reduceat(runs, first)
+    return longest
+
+
+def unsorted_candidates(flat: Flat) -> npt.NDArray[np.bool_]:
+    """Payloads [n] with a position whose candidates do not descend by logprob."""
+    import numpy as np
+
+    out = np.zeros(len(flat.length), dtype=np.bool_)
+    for k in np.unique(flat.top_k):
+        if k < 2:
+            continue
+        rows = np.flatnonzero((flat.top_k == k) & (flat.length > 0))
+        counts = flat.length[rows] * k
+        whole = len(rows) == len(flat.length)
+        first = flat.top_start[rows]
+        if whole and int(counts.sum()) == len(flat.top_logprobs):
+            values = flat.top_logprobs.reshape(-1, k)
+        else:
+            values = flat.top_logprobs[ragged(first, counts)].reshape(-1, k)
+        wrong = (values[:, 1:] > values[:, :-1]).any(axis=1)
+        starts = np.cumsum(flat.length[rows]) - flat.length[rows]
+        out[rows] = np.logical_or.reduceat(wrong, starts)
+    return out

@@ -1,0 +1,350 @@
+"""Reads runs into :class:`raytest.compare.observed.Observed`, and proves on the way that every row
+is where the plan wants it: known trial, known request, same prompt, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from raytest.compare.observed import (
+    COLUMNS,
+    COUNTERS,
+    Member,
+    Observed,
+    State,
+    Workload,
+    members_of,
+    unit_map,
+    workload_of,
+)
+from raytest.schema import Arrangement, observations_schema
+from raytest.store import RunFolder, TrialKey
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from raytest.spec import Spec
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run while it is read. ``position`` maps a request_index to the first run's position."""
+
+    run: int
+    spec: Spec
+    workload: Workload
+    position: npt.NDArray[np.int64]
+    own_position: npt.NDArray[np.int64]
+    requests: pa.Table
+    members: dict[TrialKey, int]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Everything gathered from the files of all runs."""
+
+    members: list[Member] = field(default_factory=list)
+    tables: list[pa.Table] = field(default_factory=list)
+    member: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    position: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unmatched: dict[str, int] = field(default_factory=dict)
+
+
+def observe(folders: Sequence[RunFolder]) -> Observed:
+    """All observations of the runs, matched to the first run's requests.
+
+    Raises StoreError for a file that is damaged or of another schema. Rows that contradict the plan
+    or the workload become ``problems``.
+    """
+    reading = _Reading()
+    runs: list[_Run] = []
+    for number, folder in enumerate(folders):
+        runs.append(_open(folder, number, runs[0].workload if runs else None, reading))
+        _read_files(folder, runs[-1], reading)
+    return _assemble(runs, reading)
+
+
+def _open(folder: RunFolder, number: int, first: Workload | None, reading: _Reading) -> _Run:
+    import numpy as np
+
+    spec, requests = folder.spec(), folder.requests()
+    workload = workload_of(requests, spec.workload.sampling.n)
+    own = list(range(len(workload.request_id)))
+    mapped = own
+    if first is not None:
+        mapped, reading.unmatched = unit_map(first, workload)
+    size = max(workload.request_index, default=-1) + 1
+    position = np.full(size, -1, dtype=np.int64)
+    own_position = np.full(size, -1, dtype=np.int64)
+    position[list(workload.request_index)] = mapped
+    own_position[list(workload.request_index)] = own
+    members = members_of(spec, folder.plan(), number, folder.run_id)
+    keys = {
+        (m.cell.cell_id, m.launch, m.trial.trial): len(reading.members) + i
+        for i, m in enumerate(members)
+    }
+    reading.members += members
+    return _Run(number, spec, workload, position, own_position, requests, keys)
+
+
+def _read_files(folder: RunFolder, run: _Run, reading: _Reading) -> None:
+    import numpy as np
+
+    for key, table in folder.iter_observations(COLUMNS):
+        name = f"observations/{key[0]}/{key[1]}-{key[2]}.parquet"
+        index = run.members.get(key)
+        if index is None:
+            reading.problems.append(f"{name}: the plan has no such trial")
+            continue
+        problem = _foreign_rows(table, key) or _wrong_requests(table, run)
+        if problem:
+            reading.problems.append(f"{name}: {problem}")
+            continue
+        reading.members[index] = _with_facts(reading.members[index], table, run)
+        where = table.column("request_index").to_numpy()
+        reading.tables.append(table.select(_KEPT))
+        reading.member.append(np.full(table.num_rows, index, dtype=np.int64))
+        reading.position.append(run.position[where])
+
+
+_KEPT = [
+    "sample_index", "token_digest", "logprob_digest", "top_digest", "payload_id", "n_tokens",
+    "finish_reason", *COUNTERS, "error_kind", "error",
+]  # fmt: skip
+
+
+def _foreign_rows(table: pa.Table, key: TrialKey) -> str:
+    """What is wrong where rows carry other keys than their file's name."""
+    import pyarrow.compute as pc
+
+    for column, value in zip(("cell_id", "launch", "trial"), key, strict=True):
+        if not pc.all(pc.equal(table.column(column), value), min_count=0).as_py():
+            return f"rows with another {column} than {value!r}"
+    return ""
+
+
+def _wrong_requests(table: pa.Table, run: _Run) -> str:
+    """What is wrong where a row's request is unknown, or its prompt not the workload's."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    index = table.column("request_index").to_numpy()
+    if len(index) and (index.min() < 0 or index.max() >= len(run.own_position)):
+        return f"request_index {int(index.max())} is not in requests.parquet"
+    own = run.own_position[index]
+    if len(own) and own.min() < 0:
+        return f"request_index {int(index[np.argmin(own)])} is not in requests.parquet"
+    expected = run.requests.select(["request_id", "prompt_digest"]).take(pa.array(own))
+    for column, what in (("prompt_digest", "prompt"), ("request_id", "request id")):
+        same = pc.equal(table.column(column), expected.column(column))
+        if not pc.all(same, min_count=0).as_py():
+            row = same.to_pylist().index(False)
+            return f"request_index {int(index[row])}: another {what} than in requests.parquet"
+    if len(index) and table.column("sample_index").to_numpy().min() < 0:
+        return "a negative sample_index"
+    return ""
+
+
+def _with_facts(member: Member, table: pa.Table, run: _Run) -> Member:
+    """The member with what its rows say of the whole trial."""
+    import pyarrow.compute as pc
+
+    if not table.num_rows:
+        return replace(member, found=True)
+    uuids = tuple(table.column("gpu_uuids")[0].as_py())
+    sizes = pc.min_max(table.column("batch_size")).as_py()
+    cached = pc.max(table.column("n_cached_tokens")).as_py()
+    reason = unformed(
+        member.trial.arrangement,
+        sizes["max"],
+        cached,
+        n_requests=sum(e is None for e in run.workload.error),
+        at_once=max(run.spec.workload.sampling.n, run.spec.workload.sampling.beam_width),
+    )
+    return replace(member, found=True, gpu_uuids=uuids, batch_size=sizes["max"], unformed=reason)
+
+
+def unformed(
+    arrangement: Arrangement,
+    batch_size: int | None,
+    n_cached: int | None,
+    *,
+    n_requests: int,
+    at_once: int,
+) -> str:
+    """Why an arrangement did not form, or ''.
+
+    ``batch_size`` is the most requests that ran in one step, ``at_once`` how many sequences one
+    request makes (samples or beams), ``n_cached`` the most prompt tokens that came from the prefix
+    cache.
+    """
+    if batch_size is None:
+        return "the batches that formed are unknown"
+    if arrangement is Arrangement.SOLO:
+        if batch_size > at_once:
+            return f"requests ran alone in the plan, but up to {batch_size} ran together"
+        return ""
+    if n_requests > 1 and batch_size <= 1:
+        return "no batch formed: never more than one request ran at a time"
+    if arrangement is Arrangement.PREFIX and not n_cached:
+        return "the prefix cache was never hit"
+    return ""
+
+
+def _assemble(runs: Sequence[_Run], reading: _Reading) -> Observed:
+    import numpy as np
+    import pyarrow as pa
+
+    empty = observations_schema().empty_table().select(_KEPT)
+    table = pa.concat_tables([empty, *reading.tables])
+    none = np.empty(0, dtype=np.int64)
+    member = np.concatenate([none, *reading.member])
+    position = np.concatenate([none, *reading.position])
+    sample = table.column("sample_index").to_numpy().astype(np.int64)
+    n_samples = max([r.workload.n_samples for r in runs] + [int(sample.max(initial=-1)) + 1])
+    workload = replace(runs[0].workload, n_samples=n_samples)
+    matched = position >= 0
+    if not matched.all():
+        table = table.filter(pa.array(matched))
+        member, position, sample = member[matched], position[matched], sample[matched]
+    unit = position * n_samples + sample
+    return _Matrices(reading, workload, table, member, unit).observed(
+        max(r.workload.n_samples for r in runs)
+    )
+
+
+@dataclass(slots=True)
+class _Matrices:
+    """Scatters rows into the matrices."""
+
+    reading: _Reading
+    workload: Workload
+    table: pa.Table
+    member: npt.NDArray[np.int64]
+    unit: npt.NDArray[np.int64]
+
+    def observed(self, expected_samples: int) -> Observed:
+        import numpy as np
+        import pyarrow as pa
+
+        shape = (len(self.reading.members), len(self.workload.request_id) * self.workload.n_samples)
+        flat = self.member * shape[1] + self.unit
+        state = self._states(flat, shape, expected_samples)
+        payload_codes, payload_ids = _codes(self.table.column("payload_id"))
+        token_codes, _ = _codes(self.table.column("token_digest"))
+        finish, reasons = _codes(self.table.column("finish_reason"))
+        tokens = token_codes * (len(reasons) + 1) + finish + 1
+        self._check_payloads(payload_codes, len(payload_ids), tokens)
+        usable = (payload_codes >= 0) & (state.reshape(-1)[flat] == State.OK)
+
+        def matrix(values: npt.NDArray[Any], fill: int) -> npt.NDArray[np.int64]:
+            out = np.full(shape[0] * shape[1], fill, dtype=np.int64)
+            out[flat[usable]] = values[usable]
+            return out.reshape(shape)
+
+        n_tokens = _ints(self.table.column("n_tokens"))
+        return Observed(
+            members=tuple(self.reading.members),
+            workload=self.workload,
+            state=state,
+            bitwise=matrix(payload_codes, -1),
+            tokens=matrix(tokens, -1),
+            payload=matrix(payload_codes, -1),
+            n_tokens=matrix(n_tokens, 0),
+            finish=matrix(finish, -1),
+            finish_reasons=reasons.to_pylist(),
+            payload_ids=payload_ids.cast(pa.binary(16)),
+            counters=self._counters(),
+            problems=tuple(self.reading.problems),
+            errors=self._errors(),
+            unmatched=self.reading.unmatched,
+        )
+
+    def _states(
+        self, flat: npt.NDArray[np.int64], shape: tuple[int, int], expected_samples: int
+    ) -> npt.NDArray[np.int8]:
+        import numpy as np
+
+        state = np.full(shape[0] * shape[1], State.MISSING, dtype=np.int8)
+        times = np.bincount(flat, minlength=len(state))
+        state[times == 1] = State.OK
+        failed = self.table.column("error_kind").is_valid().to_numpy()
+        state[flat[failed]] = State.ERROR
+        no_digest = self.table.column("token_digest").is_null().to_numpy()
+        no_payload = self.table.column("payload_id").is_null().to_numpy()
+        state[flat[(no_digest | no_payload) & ~failed]] = State.INVALID
+        state[times > 1] = State.DUPLICATE
+        out = state.reshape(shape)
+        beyond = np.arange(shape[1]) % self.workload.n_samples >= expected_samples
+        absent = beyond & (out == State.MISSING).all(axis=0)
+        unusable = np.array([e is not None for e in self.workload.error], dtype=np.bool_)
+        out[:, absent | np.repeat(unusable, self.workload.n_samples)] = State.SKIPPED
+        return out
+
+    def _check_payloads(
+        self, payload: npt.NDArray[np.int64], n: int, tokens: npt.NDArray[np.int64]
+    ) -> None:
+        """One payload id must stand for one set of digests: classes are formed by it."""
+        import numpy as np
+
+        rows = np.flatnonzero(payload >= 0)
+        first = np.zeros(n, dtype=np.int64)
+        first[payload[rows][::-1]] = rows[::-1]
+        example = first[payload[rows]]
+        columns = [("tokens and finish reason", tokens)]
+        for name in ("logprob_digest", "top_digest"):
+            columns.append((name, _codes(self.table.column(name))[0]))
+        for name, codes in columns:
+            if not np.array_equal(codes[rows], codes[example]):
+                self.reading.problems.append(f"observations: one payload_id with different {name}")
+
+    def _counters(self) -> dict[str, tuple[Any, Any, Any]]:
+        """Per counter the members, units and counts where it is not zero."""
+        import numpy as np
+
+        found = {}
+        for name in COUNTERS:
+            values = _ints(self.table.column(name))
+            rows = np.flatnonzero(values > 0)
+            order = rows[np.lexsort((self.unit[rows], self.member[rows]))]
+            found[name] = (self.member[order], self.unit[order], values[order])
+        return found
+
+    def _errors(self) -> tuple[dict[str, Any], ...]:
+        """Failed observations, grouped by trial, kind and text."""
+        import numpy as np
+
+        rows = np.flatnonzero(self.table.column("error_kind").is_valid().to_numpy())
+        failed = self.table.select(["error_kind", "error"]).take(rows).to_pylist()
+        groups: dict[tuple[int, str, str], int] = {}
+        for row, values in zip(rows, failed, strict=True):
+            key = (int(self.member[row]), str(values["error_kind"]), str(values["error"] or ""))
+            groups[key] = groups.get(key, 0) + 1
+        return tuple(
+            {"trial": self.reading.members[m].name, "kind": kind, "error": text, "n": n}
+            for (m, kind, text), n in sorted(groups.items())
+        )
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Integer codes (-1 where null) and the distinct values, in order of appearance."""
+    import numpy as np
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = array.dictionary_encode()
+    indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), encoded.dictionary
+
+
+def _ints(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    import numpy as np
+
+    values: npt.NDArray[np.int64] = column.fill_null(0).to_numpy().astype(np.int64)
+    return values

@@ -1,0 +1,190 @@
+"""Observations of one or more runs as dense matrices: one row a planned trial, one column a
+request's sample. What is missing, failed or double is a state of its own, never an absent row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from raytest.plan import Cell, Plan, Trial
+from raytest.spec import Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Ints = npt.NDArray[np.int64]
+
+COUNTERS = ("n_nan", "n_inf", "n_positive_logprob", "n_out_of_vocabulary")
+COLUMNS = [
+    "cell_id", "launch", "trial", "gpu_uuids", "batch_size", "request_index", "request_id",
+    "sample_index", "prompt_digest", "token_digest", "logprob_digest", "top_digest", "payload_id",
+    "n_tokens", "finish_reason", *COUNTERS, "n_cached_tokens", "error_kind", "error",
+]  # fmt: skip
+
+
+class State(IntEnum):
+    """Where one observation stands. SKIPPED: the prompt itself is unusable, or no such sample."""
+
+    OK = 0
+    MISSING = 1
+    ERROR = 2
+    DUPLICATE = 3
+    INVALID = 4
+    SKIPPED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One planned trial: the keys that comparisons group by, and what must be known of its setting.
+
+    ``logprobs`` names k and mode (two that differ are comparable by tokens only); ``unformed`` says
+    why its arrangement did not form ('' where it did).
+    """
+
+    name: str
+    run: int
+    cell: Cell
+    trial: Trial
+    launch: int
+    keys: Mapping[str, Any]
+    logprobs: str
+    has_logprobs: bool
+    dtype: str
+    level: int
+    found: bool = False
+    gpu_uuids: tuple[str, ...] = ()
+    batch_size: int | None = None
+    unformed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of the first run, by position. ``sampled``: temperature above 0 (bool [R])."""
+
+    request_index: Sequence[int]
+    request_id: Sequence[str]
+    prompt_digest: Sequence[bytes]
+    error: Sequence[str | None]
+    reference: Sequence[str | None]
+    sampled: npt.NDArray[np.bool_]
+    n_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Matrices are [members, units], unit = request position * n_samples + sample index.
+
+    ``bitwise`` and ``tokens`` are class codes (equal codes: equal results; -1 where ``state`` is
+    not OK); ``tokens`` covers token ids and finish reason. ``payload`` indexes ``payload_ids``.
+    """
+
+    members: tuple[Member, ...]
+    workload: Workload
+    state: npt.NDArray[np.int8]
+    bitwise: Ints
+    tokens: Ints
+    payload: Ints
+    n_tokens: Ints
+    finish: Ints
+    finish_reasons: Sequence[str]
+    payload_ids: pa.Array
+    counters: Mapping[str, tuple[Ints, Ints, Ints]]
+    problems: tuple[str, ...]
+    errors: tuple[Mapping[str, Any], ...]
+    unmatched: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests of the workload."""
+        return len(self.workload.request_id)
+
+    def request_of(self, units: Ints) -> Ints:
+        """Request position of each unit."""
+        return units // self.workload.n_samples
+
+
+def workload_of(requests: pa.Table, n_samples: int) -> Workload:
+    """The request table as plain columns."""
+    import numpy as np
+
+    sampling = [json.loads(s) for s in requests.column("sampling").to_pylist()]
+    return Workload(
+        request_index=requests.column("request_index").to_pylist(),
+        request_id=requests.column("request_id").to_pylist(),
+        prompt_digest=requests.column("prompt_digest").to_pylist(),
+        error=requests.column("error").to_pylist(),
+        reference=requests.column("reference").to_pylist(),
+        sampled=np.array([float(s.get("temperature", 0.0)) > 0 for s in sampling], dtype=np.bool_),
+        n_samples=n_samples,
+    )
+
+
+def members_of(spec: Spec, plan: Plan, run: int, run_id: str) -> list[Member]:
+    """Every planned trial in running order."""
+    variants = {v.name: v for v in spec.variants}
+    members = []
+    for launch in plan.launches():
+        cell = launch.cell
+        variant = variants[cell.variant]
+        k = None if spec.workload.sampling.beam_width else spec.logprobs(variant)
+        mode = variant.engine.get("logprobs_mode", "raw_logprobs")
+        shared = {
+            **cell.keys(),
+            "models": "+".join(sorted({d.model for d in cell.slot.devices})),
+            "launch": launch.launch,
+        }
+        for trial in plan.trials:
+            members.append(
+                Member(
+                    name=f"{cell.cell_id}/{launch.launch}-{trial.trial}",
+                    run=run,
+                    cell=cell,
+                    trial=trial,
+                    launch=launch.launch,
+                    keys={
+                        **shared,
+                        "run": run_id,
+                        "arrangement": trial.arrangement.value,
+                        "repeat": trial.repeat,
+                    },
+                    logprobs="none" if k is None else f"k={k} {mode}",
+                    has_logprobs=k is not None,
+                    dtype=variant.dtype or spec.model.dtype,
+                    level=spec.level(variant),
+                )
+            )
+    return members
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Observation rows on their way into the matrices."""
+
+    table: pa.Table
+    member: Ints
+    unit: Ints
+
+
+def unit_map(first: Workload, other: Workload) -> tuple[list[int], dict[str, int]]:
+    """Position in ``first`` of each request of ``other`` (-1: none), matched by prompt digest and,
+    among equal prompts, by their order; and how many are on one side only."""
+    places: dict[tuple[bytes, int], int] = {}
+    for position, key in enumerate(_occurrences(first.prompt_digest)):
+        places[key] = position
+    mapped = [places.get(key, -1) for key in _occurrences(other.prompt_digest)]
+    only_other = sum(1 for p in mapped if p < 0)
+    only_first = len(places) - (len(mapped) - only_other)
+    return mapped, {"only in the first": only_first, "only in the other": only_other}
+
+
+def _occurrences(digests: Iterable[bytes]) -> Iterable[tuple[bytes, int]]:
+    seen: dict[bytes, int] = {}
+    for digest in digests:
+        seen[digest] = seen.get(digest, -1) + 1
+        yield digest, seen[digest]

@@ -1,0 +1,158 @@
+"""What a comparison says of each divergence: near-tie, drift, corrupt, and why.
+
+The defaults below are proposals drawn from published magnitudes; the documents argue them from
+measured runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raytest.schema import Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from raytest.compare.pairs import PairMetrics
+
+    Doubles = npt.NDArray[np.float64]
+    Bools = npt.NDArray[np.bool_]
+
+DTYPES = ("float32", "float16", "bfloat16")  # finest first
+# Mean |lp_A - lp_B| that rounding explains, nats: vLLM against Megatron or FSDP in bfloat16 stays
+# under 0.025; the finer types scale with their precision.
+MEAN_BUDGET = {"bfloat16": 0.025, "float16": 5e-3, "float32": 1e-4}
+# Bounds of the near-tie margin, nats. Floor: one unit of a logit in [16, 32); cap: past it a flip
+# is no tie, whatever the prefix did.
+MARGIN_FLOOR = {"bfloat16": 0.125, "float16": 0.016, "float32": 1e-4}
+MARGIN_CAP = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-2}
+K3_BUDGET = 1e-2
+# Fewer prefix positions say too little of a pair's own error: the axis's largest stands in.
+PREFIX_FOR_EPSILON = 32
+# A flip that both sides were this sure about is no rounding (nats; and 4 times the near-tie
+# margin).
+CONFIDENT_FLIP = 2.0
+# One token for ever: a run of at least so many, over at least half of the completion.
+DEGENERATE_RUN = 16
+
+REASONS = (
+    "",
+    "same tokens, logprob bits differ within the dtype's rounding",
+    "flip at a margin that the pair's own rounding explains",
+    "sampled tokens differ; sampling hides the margin",
+    "same tokens, logprobs differ by more than the dtype's rounding",
+    "logprobs before the flip differ by more than the dtype's rounding",
+    "flip at a margin larger than rounding explains",
+    "flip to a token that the other side does not list",
+    "tokens differ; no candidates were recorded, so the margin is unknown",
+    "same tokens, but the finish reason differs",
+    "NaN, infinite, positive or unsorted logprobs, or a token out of the vocabulary",
+    "one side repeats one token for ever",
+    "one completion is a prefix of the other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Per divergence [d]: verdict, index into :data:`REASONS`, margin (NaN if unknown), the
+    near-tie bound it was held to, and whether the flip was a confident one."""
+
+    verdict: npt.NDArray[np.str_]
+    reason: npt.NDArray[np.int64]
+    margin: Doubles
+    bound: Doubles
+    confident: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What judging needs beside the metrics; arrays per divergence [d]."""
+
+    tokens_equal: Bools
+    sampled: Bools
+    dtype: npt.NDArray[np.int64]  # index into DTYPES, the coarser of the two sides
+    bad_values: Bools
+    one_degenerate: Bools
+    near_tie_margin: float | None = None
+
+
+def dtype_index(name: str) -> int:
+    """Index into :data:`DTYPES`. ``auto`` is taken as bfloat16, what nearly every model ships
+    as."""
+    return DTYPES.index(name) if name in DTYPES else DTYPES.index("bfloat16")
+
+
+def judge_divergences(metrics: PairMetrics, setting: Setting) -> Judged:
+    """Verdict of each divergence, worst first: corrupt, drift, sampled-flip, near-tie, tokens.
+
+    near-tie (section 1.4 of the design): the flip's larger margin is at most clip(2 e, floor, cap),
+    where e is the largest residual of the same pair's logits on its common prefix: if two logit
+    vectors differ by at most e, their argmax can differ only at a margin of at most 2e.
+    """
+    import numpy as np
+
+    margin = np.fmax(metrics.margin_a, metrics.margin_b)
+    bound = _bounds(metrics, setting)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = metrics.prefix_abs / metrics.sampled_positions
+        k3 = metrics.sum_k3 / metrics.sampled_positions
+        wandered = (mean > _by_dtype(MEAN_BUDGET, setting.dtype)) | (k3 > K3_BUDGET)
+    flip = ~setting.tokens_equal & (metrics.first >= 0)
+    ended = flip & ((metrics.token_a < 0) | (metrics.token_b < 0))
+    reason = np.select(
+        [
+            setting.bad_values,
+            setting.one_degenerate,
+            ~setting.tokens_equal & ~flip,
+            flip & setting.sampled,
+            wandered & flip,
+            wandered,
+            setting.tokens_equal,
+            ended,
+            flip & metrics.mutual & (margin <= bound),
+            flip & metrics.mutual,
+            flip & metrics.candidates,
+        ],
+        [10, 11, 9, 3, 5, 4, 1, 12, 2, 6, 7],
+        default=8,
+    )
+    verdict = np.array(
+        [
+            Verdict.BITWISE, Verdict.TOKENS, Verdict.NEAR_TIE, Verdict.SAMPLED_FLIP, Verdict.DRIFT,
+            Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT,
+            Verdict.CORRUPT, Verdict.CORRUPT, Verdict.DRIFT,
+        ]
+    )[reason]  # fmt: skip
+    confident = flip & ~setting.sampled & (margin > np.maximum(4 * bound, CONFIDENT_FLIP))
+    return Judged(verdict, reason, margin, bound, confident)
+
+
+def _bounds(metrics: PairMetrics, setting: Setting) -> Doubles:
+    import numpy as np
+
+    n = len(metrics.first)
+    if setting.near_tie_margin is not None:
+        return np.full(n, setting.near_tie_margin)
+    finite = np.isfinite(metrics.epsilon) & (metrics.prefix_positions > 0)
+    pooled = float(metrics.epsilon[finite].max(initial=0.0))
+    own = metrics.prefix_positions >= PREFIX_FOR_EPSILON
+    epsilon = np.where(own, metrics.epsilon, pooled)
+    bounds: Doubles = np.clip(
+        2 * epsilon, _by_dtype(MARGIN_FLOOR, setting.dtype), _by_dtype(MARGIN_CAP, setting.dtype)
+    )
+    return bounds
+
+
+def _by_dtype(table: dict[str, float], dtype: npt.NDArray[np.int64]) -> Doubles:
+    import numpy as np
+
+    values: Doubles = np.array([table[d] for d in DTYPES])[dtype]
+    return values
+
+
+def is_degenerate(longest_run: npt.NDArray[np.int64], length: npt.NDArray[np.int64]) -> Bools:
+    """Completions that are one token for ever."""
+    degenerate: Bools = (longest_run >= DEGENERATE_RUN) & (2 * longest_run >= length)
+    return degenerate
