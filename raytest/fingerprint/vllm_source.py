@@ -51,6 +51,17 @@ def engine_arguments() -> frozenset[str]:
     return frozenset()
 
 
+@cache
+def attention_backends() -> frozenset[str]:
+    """Members of ``AttentionBackendEnum``; empty where vLLM is absent or has moved them."""
+    tree = _parse("v1/attention/backends/registry.py")
+    for node in [] if tree is None else tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "AttentionBackendEnum":
+            members = (t for n in node.body if isinstance(n, ast.Assign) for t in n.targets)
+            return frozenset(m.id for m in members if isinstance(m, ast.Name))
+    return frozenset()
+
+
 def _parse(relative: str) -> ast.Module | None:
     spec = find_spec("vllm")  # a top-level name is located, not imported
     for folder in [] if spec is None else spec.submodule_search_locations or ():
