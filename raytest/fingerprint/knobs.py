@@ -69,6 +69,10 @@ def _closest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {matches[0]}?" if matches else ""
 
 
+def _use(instead: str) -> str:
+    return f"Use {instead}." if instead else "Remove it."
+
+
 def check_env(env: Mapping[str, str], vllm_version: str, platform: str) -> list[Finding]:
     """What is wrong with variables that somebody sets for an engine.
 
@@ -112,7 +116,7 @@ def _unknown_variable(name: str, version: tuple[int, int], known: frozenset[str]
                 "removed-variable",
                 name,
                 f"{vllm} ignores {name}: it is gone since {_dotted(knob.until)}.",
-                f"Use {knob.instead}." if knob.instead else "Remove it.",
+                _use(knob.instead),
             )
         if knob.name == name and knob.since is not None:
             return Finding(
@@ -210,7 +214,7 @@ def _check_argument(name: str, version: tuple[int, int], fields: frozenset[str])
     knob = next((k for k in ARGUMENTS if k.name == name), None)
     if name in RESERVED_ARGUMENTS:
         return error(
-            "reserved-argument", f"{name} is set by raytest.", f"Use {RESERVED_ARGUMENTS[name]}."
+            "reserved-argument", f"{name} is set by raytest.", _use(RESERVED_ARGUMENTS[name])
         )
     if name in SAMPLING_ARGUMENTS:
         return error(
@@ -222,7 +226,7 @@ def _check_argument(name: str, version: tuple[int, int], fields: frozenset[str])
         return []
     if knob is not None and knob.until is not None and version >= knob.until:
         return error(
-            "removed-argument", f"{vllm} has no engine argument {name}.", f"Use {knob.instead}."
+            "removed-argument", f"{vllm} has no engine argument {name}.", _use(knob.instead)
         )
     if knob is not None and knob.since is not None and version < knob.since:
         sentence = f"{vllm} has no engine argument {name}: it came with {_dotted(knob.since)}."
@@ -286,7 +290,9 @@ def profile_env(profile: str, platform: str, vllm_version: str) -> dict[str, str
         # and binds its threads to all cores of a NUMA node, so that a second one fails or halves
         # the first one's speed. Neither says anything about how a GPU engine is deployed.
         return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if profile == "strict" else {}
+    # Off unless asked for in 0.20.
+    strict = profile == "strict" and parse_version(vllm_version) >= (0, 21)
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if strict else {}
 
 
 def machine_defaults(env: Mapping[str, str]) -> list[Finding]:
