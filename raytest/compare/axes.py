@@ -73,8 +73,10 @@ def group_members(
         usable.sort(key=lambda i: (rank(members[i]), i))
         name = " ".join(f"{k}={v}" for k, v in zip(held, key, strict=True) if k != "models")
         groups += _split(axis, name, usable, members, varied)
+        if axis is Axis.RUN and len({members[i].run for i in pool}) == 1:
+            left_out["trials have no partner in the other run"] += len(pool)
     if axis in (Axis.GPU, Axis.NODE):
-        left_out += _across_models(axis, members, held, varied)
+        left_out += _across_models(members, held, varied)
     return Grouping(axis, tuple(groups), dict(sorted(left_out.items())))
 
 
@@ -140,9 +142,7 @@ def _split(
     return [g for g in split if len(g.members) > 1]
 
 
-def _across_models(
-    axis: Axis, members: Sequence[Member], held: tuple[str, ...], varied: str
-) -> Counter[str]:
+def _across_models(members: Sequence[Member], held: tuple[str, ...], varied: str) -> Counter[str]:
     """Trials that have no partner of their own GPU model, but one of another."""
     free = tuple(k for k in held if k != "models")
     pools: dict[tuple[Any, ...], list[Member]] = {}

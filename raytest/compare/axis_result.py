@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytest.compare.axes import Grouping
 from raytest.compare.classes import Classes
+from raytest.compare.metrics import model_ulp
 from raytest.compare.observed import Observed
 from raytest.compare.pairs import Histogram, PairMetrics
 from raytest.compare.statistics import (
@@ -17,7 +18,7 @@ from raytest.compare.statistics import (
     poisson_interval,
     upper_bound_of_none,
 )
-from raytest.compare.verdicts import REASONS, Judged
+from raytest.compare.verdicts import DTYPES, REASONS, Judged, dtype_index
 from raytest.schema import Axis
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def axis_numbers(data: AxisData, observed: Observed) -> AxisNumbers:
     differ_only = int(d.n_members[only[d.group]].sum())
     n_only = int(classes.tokens_only.sum())
     n_total = int(classes.comparisons.sum())
-    flips, exposure, per_request = _hazard(data, observed)
+    flips, exposure, per_request = _hazard(data)
     flip_rate = poisson_interval(flips / per_request, exposure / per_request)
     verdicts, counts = np.unique(data.judged.verdict, return_counts=True)
     return AxisNumbers(
@@ -145,7 +146,7 @@ def axis_numbers(data: AxisData, observed: Observed) -> AxisNumbers:
     )
 
 
-def _hazard(data: AxisData, observed: Observed) -> tuple[float, float, float]:
+def _hazard(data: AxisData) -> tuple[float, float, float]:
     """First divergences, tokens at risk, and comparisons per request.
 
     The members of a fleet answer the same prompts and are not independent: both counts are divided
@@ -177,8 +178,8 @@ def _per_request(data: AxisData, observed: Observed, what: str) -> Doubles:
     n = observed.n_requests
 
     def summed(values: Any) -> Doubles:
-        sums: Doubles = np.bincount(request, weights=values * d.n_members, minlength=n)
-        return sums
+        weights = np.asarray(values * d.n_members, dtype=np.float64)
+        return np.bincount(request, weights=weights, minlength=n).astype(np.float64)
 
     if what == "agreement":
         longest = np.maximum(m.length_a, m.length_b)
@@ -186,10 +187,9 @@ def _per_request(data: AxisData, observed: Observed, what: str) -> Doubles:
         total = np.maximum(data.classes.comparisons, 1)
         agreement: Doubles = 1 - summed(lost) / total
         return agreement
-    values, positions = (
-        (m.sum_abs, m.positions) if what == "difference" else (m.sum_k3, m.sampled_positions)
-    )
-    seen = summed(positions)
+    difference = what == "difference"
+    values = m.sum_abs if difference else m.sum_k3
+    seen = summed(m.positions if difference else m.sampled_positions)
     means: Doubles = summed(values)[seen > 0] / seen[seen > 0]
     return means
 
@@ -222,6 +222,9 @@ def _metrics(data: AxisData, observed: Observed) -> dict[str, Any]:
         "p99_logprob_difference": data.histogram.quantile_abs(0.99),
         "max_ulp_float32": int(m.max_ulp.max()) if positions else None,
         "max_logit_residual": float(m.epsilon.max()) if overlap else None,
+        "max_logit_residual_ulp": float(m.epsilon.max()) / _coarsest_ulp(data, observed)
+        if overlap
+        else None,
         "max_shift": float(m.max_shift.max()) if overlap else None,
         "k1_kl": mean(m.sum_delta, sampled),
         "k3_kl": mean(m.sum_k3, sampled),
@@ -237,6 +240,12 @@ def _metrics(data: AxisData, observed: Observed) -> dict[str, Any]:
             (observed.finish[d.reference, d.unit] != observed.finish[d.member, d.unit]).sum()
         ),
     }
+
+
+def _coarsest_ulp(data: AxisData, observed: Observed) -> float:
+    """Unit of a logit in the coarsest dtype that takes part (bfloat16 where it is unknown)."""
+    used = {i for g in data.grouping.groups for i in g.members}
+    return max(model_ulp(DTYPES[dtype_index(observed.members[i].dtype)]) for i in used)
 
 
 def _exp(value: float) -> float:

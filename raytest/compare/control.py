@@ -16,7 +16,10 @@ from raytest.store import Payload
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
+    Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _run(
     return ControlResult(name, planted, caught, seen)
 
 
-def _codes(payloads: list[Payload]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _codes(payloads: list[Payload]) -> tuple[Ints, Ints]:
     """Class codes [3, 1] by all digests, and by tokens alone."""
     import numpy as np
 

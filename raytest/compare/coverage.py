@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raytest.compare.observed import Observed, State
 from raytest.store import RunFolder
-
-if TYPE_CHECKING:
-    pass
 
 MOST_LISTED = 20
 
@@ -66,7 +63,7 @@ def check_integrity(observed: Observed, folders: Sequence[RunFolder]) -> Integri
             problems.append(f"{total} {text} (first: {where[0][0]})")
     for what, n in observed.unmatched.items():
         if n:
-            problems.append(f"{n} prompts are {what} run")
+            problems.append(f"{n} {what}")
     missing = [m.name for m in observed.members if not m.found]
     if missing:
         incomplete.append(f"{len(missing)} of {len(observed.members)} trials are missing")

@@ -82,16 +82,18 @@ def evaluate(folder: RunFolder, *, control: ControlResult | None = None) -> Eval
     spec, plan = folder.spec(), folder.plan()
     axes = [a for a in HELD if a in plan.varied or a in spec.gates.stated()]
     engine = control or engine_control(folder.control())
-    return _judge(observed, [folder], spec, axes, engine)
+    return judge(observed, [folder], spec, axes, engine)
 
 
-def _judge(
+def judge(
     observed: Observed,
     folders: Sequence[RunFolder],
     spec: Spec,
     axes: Sequence[Axis],
     engine: ControlResult | None,
 ) -> Evaluation:
+    """Judge observations along ``axes`` by the gates of ``spec``. ``engine`` is the engine's
+    control (None where none is due: stored runs were judged with their own)."""
     integrity = check_integrity(observed, folders)
     groupings = [group_members(axis, observed.members, spec) for axis in axes]
     classes = [form_classes(observed, g.groups) for g in groupings]

@@ -86,11 +86,27 @@ def axis_findings(
     for entry in data:
         if outcomes[entry.axis].result is GateResult.FAILS and len(entry.metrics.first):
             if entry.axis in attributions:
-                found += _placement(entry, attributions[entry.axis], observed)
+                explained = _explained(entry, attributions.get(Axis.GPU), observed)
+                if not explained:
+                    found += _placement(entry, attributions[entry.axis], observed)
             else:
                 found.append(_dependence(entry, observed))
         found += _confident(entry, observed)
     return found
+
+
+def _explained(entry: AxisData, gpu: Attribution | None, observed: Observed) -> bool:
+    """Whether every difference between nodes involves a slot that is a suspect on its own node."""
+    if entry.axis is not Axis.NODE or gpu is None or gpu.systemic or not gpu.suspects:
+        return False
+    names = {s.entity for s in gpu.suspects}
+    blamed = {i for i, m in enumerate(observed.members) if m.cell.slot.name in names}
+    d = entry.classes.divergences
+    return all(
+        int(d.reference[i]) in blamed
+        or blamed.issuperset(d.all_members[d.offsets[i] : d.offsets[i + 1]].tolist())
+        for i in range(len(d.unit))
+    )
 
 
 def _dependence(entry: AxisData, observed: Observed) -> Finding:
@@ -267,5 +283,5 @@ def _values(
         axis=None,
         entities=tuple(cells[:MOST_ENTITIES]),
         detail=f"{detail}, in {len(cells)} cells",
-        action="no engine may return this: look at the kernels and dtype in use, then at the device",
+        action="no engine may return this: look at the kernels and dtype, then at the device",
     )

@@ -77,13 +77,17 @@ def _open(folder: RunFolder, number: int, first: Workload | None, reading: _Read
     own = list(range(len(workload.request_id)))
     mapped = own
     if first is not None:
-        mapped, reading.unmatched = unit_map(first, workload)
+        mapped, unmatched = unit_map(first, workload)
+        for what, n in unmatched.items():
+            reading.unmatched[what] = reading.unmatched.get(what, 0) + n
     size = max(workload.request_index, default=-1) + 1
     position = np.full(size, -1, dtype=np.int64)
     own_position = np.full(size, -1, dtype=np.int64)
     position[list(workload.request_index)] = mapped
     own_position[list(workload.request_index)] = own
     members = members_of(spec, folder.plan(), number, folder.run_id)
+    if first is not None or number:
+        members = [replace(m, name=f"{folder.run_id}:{m.name}") for m in members]
     keys = {
         (m.cell.cell_id, m.launch, m.trial.trial): len(reading.members) + i
         for i, m in enumerate(members)
@@ -298,8 +302,7 @@ class _Matrices:
         first[payload[rows][::-1]] = rows[::-1]
         example = first[payload[rows]]
         columns = [("tokens and finish reason", tokens)]
-        for name in ("logprob_digest", "top_digest"):
-            columns.append((name, _codes(self.table.column(name))[0]))
+        columns += [(n, _codes(self.table.column(n))[0]) for n in ("logprob_digest", "top_digest")]
         for name, codes in columns:
             if not np.array_equal(codes[rows], codes[example]):
                 self.reading.problems.append(f"observations: one payload_id with different {name}")

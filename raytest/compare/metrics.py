@@ -55,7 +55,8 @@ def ordered_bits(values: Floats) -> npt.NDArray[np.int64]:
     import numpy as np
 
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.int32)
-    return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)
+    ordered: npt.NDArray[np.int64] = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)
+    return ordered
 
 
 def ulp_distance(a: Floats, b: Floats) -> npt.NDArray[np.int64]:
@@ -63,7 +64,8 @@ def ulp_distance(a: Floats, b: Floats) -> npt.NDArray[np.int64]:
     is log_softmax of up-cast logits: 10^5 here can be a single unit of the model's own dtype."""
     import numpy as np
 
-    return np.abs(ordered_bits(a) - ordered_bits(b))
+    distance: npt.NDArray[np.int64] = np.abs(ordered_bits(a) - ordered_bits(b))
+    return distance
 
 
 def model_ulp(dtype: str, magnitude: float = ASSUMED_LOGIT) -> float:

@@ -70,6 +70,7 @@ class Workload:
     request_index: Sequence[int]
     request_id: Sequence[str]
     prompt_digest: Sequence[bytes]
+    sampling: Sequence[str]
     error: Sequence[str | None]
     reference: Sequence[str | None]
     sampled: npt.NDArray[np.bool_]
@@ -118,6 +119,7 @@ def workload_of(requests: pa.Table, n_samples: int) -> Workload:
         request_index=requests.column("request_index").to_pylist(),
         request_id=requests.column("request_id").to_pylist(),
         prompt_digest=requests.column("prompt_digest").to_pylist(),
+        sampling=[_sampling_key(s) for s in sampling],
         error=requests.column("error").to_pylist(),
         reference=requests.column("reference").to_pylist(),
         sampled=np.array([float(s.get("temperature", 0.0)) > 0 for s in sampling], dtype=np.bool_),
@@ -139,52 +141,55 @@ def members_of(spec: Spec, plan: Plan, run: int, run_id: str) -> list[Member]:
             "models": "+".join(sorted({d.model for d in cell.slot.devices})),
             "launch": launch.launch,
         }
-        for trial in plan.trials:
-            members.append(
-                Member(
-                    name=f"{cell.cell_id}/{launch.launch}-{trial.trial}",
-                    run=run,
-                    cell=cell,
-                    trial=trial,
-                    launch=launch.launch,
-                    keys={
-                        **shared,
-                        "run": run_id,
-                        "arrangement": trial.arrangement.value,
-                        "repeat": trial.repeat,
-                    },
-                    logprobs="none" if k is None else f"k={k} {mode}",
-                    has_logprobs=k is not None,
-                    dtype=variant.dtype or spec.model.dtype,
-                    level=spec.level(variant),
-                )
+        members += [
+            Member(
+                name=f"{cell.cell_id}/{launch.launch}-{trial.trial}",
+                run=run,
+                cell=cell,
+                trial=trial,
+                launch=launch.launch,
+                keys={
+                    **shared,
+                    "run": run_id,
+                    "arrangement": trial.arrangement.value,
+                    "repeat": trial.repeat,
+                },
+                logprobs="none" if k is None else f"k={k} {mode}",
+                has_logprobs=k is not None,
+                dtype=variant.dtype or spec.model.dtype,
+                level=spec.level(variant),
             )
+            for trial in plan.trials
+        ]
     return members
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Observation rows on their way into the matrices."""
-
-    table: pa.Table
-    member: Ints
-    unit: Ints
+def _sampling_key(sampling: Mapping[str, Any]) -> str:
+    """Sampling parameters that shape the tokens; how many logprobs are kept is another matter."""
+    return json.dumps({k: v for k, v in sampling.items() if k != "logprobs"}, sort_keys=True)
 
 
 def unit_map(first: Workload, other: Workload) -> tuple[list[int], dict[str, int]]:
-    """Position in ``first`` of each request of ``other`` (-1: none), matched by prompt digest and,
-    among equal prompts, by their order; and how many are on one side only."""
-    places: dict[tuple[bytes, int], int] = {}
-    for position, key in enumerate(_occurrences(first.prompt_digest)):
-        places[key] = position
-    mapped = [places.get(key, -1) for key in _occurrences(other.prompt_digest)]
-    only_other = sum(1 for p in mapped if p < 0)
-    only_first = len(places) - (len(mapped) - only_other)
-    return mapped, {"only in the first": only_first, "only in the other": only_other}
+    """Position in ``first`` of each request of ``other`` (-1: none), and how many have no partner.
+
+    Matched by prompt digest and sampling, among equal ones by their order; never by position.
+    """
+    places = {key: position for position, key in enumerate(_occurrences(first))}
+    mapped = [places.get(key, -1) for key in _occurrences(other)]
+    prompts = set(first.prompt_digest)
+    strangers = [d for d, p in zip(other.prompt_digest, mapped, strict=True) if p < 0]
+    sampled = sum(1 for d in strangers if d in prompts)
+    return mapped, {
+        "requests have the same prompt but other sampling": sampled,
+        "requests are in a later run only": len(strangers) - sampled,
+        "requests are in the first run only": len(places)
+        - (len(mapped) - len(strangers))
+        - sampled,
+    }
 
 
-def _occurrences(digests: Iterable[bytes]) -> Iterable[tuple[bytes, int]]:
-    seen: dict[bytes, int] = {}
-    for digest in digests:
-        seen[digest] = seen.get(digest, -1) + 1
-        yield digest, seen[digest]
+def _occurrences(workload: Workload) -> Iterable[tuple[bytes, str, int]]:
+    seen: dict[tuple[bytes, str], int] = {}
+    for key in zip(workload.prompt_digest, workload.sampling, strict=True):
+        seen[key] = seen.get(key, -1) + 1
+        yield *key, seen[key]

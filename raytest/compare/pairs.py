@@ -132,7 +132,7 @@ def _edges() -> Doubles:
     half = HISTOGRAM_BINS // 2
     last = (np.arange(half, dtype=np.uint32) << _SHIFT) + np.uint32((1 << _SHIFT) - 1)
     infinite = np.uint32(0x7F800000)
-    values = np.minimum(last, infinite).view(np.float32).astype(np.float64)
+    values: Doubles = np.minimum(last, infinite).view(np.float32).astype(np.float64)
     values[0] = 0.0
     return values
 

@@ -193,9 +193,10 @@ def _locate(paths: Sequence[Path], payload_ids: pa.Array) -> list[_RowGroup]:
     if len(present) < len(payload_ids):
         gone = np.ones(len(payload_ids), dtype=np.bool_)
         gone[present] = False
+        absent = payload_ids[int(gone.argmax())].as_py().hex()
         raise StoreError(
             f"{paths[0].parent if paths else 'payloads'}: {int(gone.sum())} payloads that "
-            f"observations refer to are missing (first: {payload_ids[int(gone.argmax())].as_py().hex()})"
+            f"observations refer to are missing (first: {absent})"
         )
     chosen = np.full(len(index), -1, dtype=np.int64)
     chosen[wanted[first]] = present

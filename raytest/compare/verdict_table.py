@@ -38,9 +38,6 @@ def _axis_table(entry: AxisData, observed: Observed, schema: pa.Schema) -> pa.Ta
     def known(values: object, mask: object, kind: pa.DataType) -> pa.Array:
         return pa.array(np.asarray(values), type=kind, mask=~np.asarray(mask))
 
-    def mean() -> np.ndarray:  # type: ignore[type-arg]
-        return np.divide(m.sum_abs, np.maximum(m.positions, 1))
-
     ids = observed.payload_ids
     workload = observed.workload
     columns = {
@@ -64,7 +61,9 @@ def _axis_table(entry: AxisData, observed: Observed, schema: pa.Schema) -> pa.Ta
         "token": known(m.token_b.astype(np.int32), m.token_b >= 0, pa.int32()),
         "margin": known(judged.margin, ~np.isnan(judged.margin), pa.float64()),
         "max_logprob_difference": known(m.max_abs, with_logprobs, pa.float64()),
-        "mean_logprob_difference": known(mean(), with_logprobs, pa.float64()),
+        "mean_logprob_difference": known(
+            m.sum_abs / np.maximum(m.positions, 1), with_logprobs, pa.float64()
+        ),
         "max_ulp_float32": known(m.max_ulp, with_logprobs, pa.int64()),
         "members": pa.ListArray.from_arrays(
             pa.array(d.offsets.astype(np.int32)), names.take(pa.array(d.all_members))

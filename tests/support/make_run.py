@@ -183,8 +183,8 @@ def plant(
 
 @dataclass
 class RunMaker:
-    """One run to be written. ``skip`` names trials (cell_id, launch, trial) that never ran; ``edit``
-    may change an observations table before it is written."""
+    """One run to be written. ``skip`` names trials (cell_id, launch, trial) that never ran;
+    ``edit`` may change an observations table before it is written."""
 
     spec: Spec
     inventory: Inventory
