@@ -43,7 +43,8 @@ def capture(stage: str) -> dict[str, str]:
 
 def env_facts(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """``env.<NAME>`` of every variable that determinism may depend on."""
-    relevant = {k: v for k, v in sorted((env or os.environ).items()) if is_relevant(k)}
+    env = os.environ if env is None else env
+    relevant = {k: v for k, v in sorted(env.items()) if is_relevant(k)}
     return {f"env.{name}": value for name, value in redact_env(relevant).items()}
 
 
