@@ -9,6 +9,7 @@ proves the outcome.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import tempfile
@@ -37,6 +38,20 @@ def connect(address: str, cluster: ClusterSpec) -> Iterator[None]:
     if ray.is_initialized():
         raise UsageError("Ray is already connected in this process")
     local = _start_local(cluster) if address == "local" else None
+    # Ray's driver prints notices on stdout, which carries data; exceptions say the same.
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            _join(address, local)
+            yield
+        finally:
+            ray.shutdown()
+            if local is not None:
+                local.shutdown()
+
+
+def _join(address: str, local: Any) -> None:
+    import ray
+
     try:
         ray.init(
             address=local.address if local else address,
@@ -45,19 +60,12 @@ def connect(address: str, cluster: ClusterSpec) -> Iterator[None]:
             configure_logging=local is None,
             runtime_env=None if local else {"py_modules": [str(Path(__file__).parent)]},
         )
-        yield
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        if ray.is_initialized():
-            raise
         reason = str(error).strip().splitlines()[0]
         raise UnavailableError(
             f"--address {address}: no Ray cluster there ({reason}); "
             "'ray start --head' starts one, --address local needs none"
         ) from None
-    finally:
-        ray.shutdown()
-        if local is not None:
-            local.shutdown()
 
 
 def _start_local(cluster: ClusterSpec) -> Any:

@@ -90,8 +90,8 @@ def configure(
         env.update(profile_env(profile, target.platform, target.vllm))
         arguments.update(profile_engine_args(profile, target.platform, target.vllm, world))
         arguments.update(level_engine_args(level))
-        if Arrangement.PREFIX in spec.trials.arrangements:
-            arguments["enable_prefix_caching"] = True
+    if Arrangement.PREFIX in spec.trials.arrangements:
+        arguments["enable_prefix_caching"] = True
     if not model_path.startswith(("/", "synthetic:")):
         env.pop("HF_HUB_OFFLINE")
     env.update(variant.env)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from raytest.execution import Progress, Run, execute
 from raytest.inventory import Inventory, inventory_to_json
 from raytest.plan import Plan, make_plan, plan_to_json
 from raytest.spec import Spec
-from raytest.store import RunFolder, new_run_id
+from raytest.store import RunFolder, find_run, new_run_id
 from raytest.synthetic import ensure_model
 from raytest.workload import Workload, load_workload
 
@@ -115,10 +115,9 @@ def find_model(spec: Spec) -> Model:
     path = spec.model.path
     size = spec.model.synthetic_size
     if spec.backend == "reference":
-        tokenizer = str(ensure_model("tiny", spec.model.synthetic_seed))
-        return Model(
-            path, spec.model.tokenizer or tokenizer, None, None, None, spec.model.max_model_len
-        )
+        # its weights come from its own seed; it takes vocabulary and tokenizer from the tiny model
+        tiny = str(ensure_model("tiny", spec.model.synthetic_seed))
+        return Model(tiny, spec.model.tokenizer or tiny, None, None, None, spec.model.max_model_len)
     if size is not None:
         local = str(ensure_model(size, spec.model.synthetic_seed))
         return _described(local, spec)
@@ -253,8 +252,6 @@ def _environment(target: Target) -> dict[str, str]:
 
 
 def _resumed(results: str, run_id: str | None, spec: Spec) -> RunFolder:
-    from raytest.store import find_run
-
     folder = RunFolder.open(find_run(results, run_id or "latest"))
     if folder.manifest["spec"] != spec.model_dump(mode="json"):
         raise UsageError(
@@ -302,3 +299,11 @@ def judge(folder: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
     document = verdict_document(evaluation, folder.manifest)
     folder.write_verdict(document)
     return document
+
+
+def compare_folders(results: str, runs: Sequence[str]) -> dict[str, Any]:
+    """Judge one run again (and write its verdict), or several against each other (writing nothing)."""
+    from raytest.compare.evaluate import evaluate
+
+    (folder,) = [RunFolder.open(find_run(results, run)) for run in runs]
+    return judge(folder, evaluate(folder))

@@ -241,9 +241,9 @@ class RunFolder:
 
     # events and verdict ---------------------------------------------------------------------------
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Append one line to events.jsonl and flush it to disk."""
-        line = {"time": datetime.now(UTC).isoformat(), "event": kind, **fields}
+        line = {"time": datetime.now(UTC).isoformat(), "event": name, **fields}
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=True, default=str) + "\n")
             file.flush()
@@ -357,6 +357,7 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
             use_dictionary=[n for n in leaves if n not in plain],
             use_byte_stream_split=[leaf[n] for n in floats],
             row_group_size=64 * 1024,
+            write_page_checksum=True,
         )
 
 
@@ -378,7 +379,7 @@ def open_table(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[pq.P
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             found = file.schema_arrow
             for name in names:
                 if name not in found.names:

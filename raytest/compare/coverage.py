@@ -79,6 +79,8 @@ def check_integrity(observed: Observed, folders: Sequence[RunFolder]) -> Integri
         {
             "cell_id": str(f.get("cell_id")),
             "launch": int(f.get("launch", -1)),
+            "slot": str(f.get("slot", "")),
+            "phase": str(f.get("phase", "")),
             "kind": str(f.get("kind", "")),
             "reason": str(f.get("reason", "")),
         }

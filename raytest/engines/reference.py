@@ -294,6 +294,6 @@ def _audit(seed: int) -> Mapping[str, str]:
     python = random.Random(seed).getstate()
     bits = np.random.PCG64(seed).state["state"]
     return {
-        "random": digest_bytes("random-state", repr(python).encode()).hex(),
-        "numpy": digest_bytes("random-state", repr(sorted(bits.items())).encode()).hex(),
+        "reference.random": digest_bytes("random-state", repr(python).encode()).hex(),
+        "reference.numpy": digest_bytes("random-state", repr(sorted(bits.items())).encode()).hex(),
     }

@@ -39,12 +39,13 @@ def _judged(document: dict[str, Any], limit: float | None) -> tuple[int, str]:
     code = document.get("exit_code")
     if document.get("schema") != "raytest.verdict/1" or not isinstance(code, int):
         raise StoreError("verdict.json is not a verdict that this raytest reads")
-    age = _age(str(run.get("finished_at", "")))
+    name = "+".join(map(str, run.get("run_ids", ())))
+    age = _age(str(run.get("ended_at", "")))
     if limit is not None and (age is None or age > limit):
         shown = "of unknown age" if age is None else f"{age / 3600:.1f} h old"
-        return int(ExitCode.INCONCLUSIVE), f"{run.get('run_id')}: verdict is {shown}, too old"
-    summary = document.get("summary", document.get("verdict"))
-    return code, f"{run.get('run_id')}: {document['verdict']}: {summary}"
+        return int(ExitCode.INCONCLUSIVE), f"{name}: verdict is {shown}, too old"
+    reasons = "; ".join(map(str, document.get("reasons", ())))
+    return code, f"{name}: {document.get('verdict')}" + (f": {reasons}" if reasons else "")
 
 
 def _form(form: str, text: str, code: int, document: dict[str, Any]) -> tuple[str, int]:

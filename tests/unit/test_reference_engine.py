@@ -325,7 +325,7 @@ def test_the_seed_audit_names_each_rank_and_follows_the_seed() -> None:
     one = engine(2, 2)
     audit = one.reset(5)
     assert len(audit) == 4
-    assert set(audit[0]) == {"random", "numpy"}
+    assert set(audit[0]) == {"reference.random", "reference.numpy"}
     assert all(rank == audit[0] for rank in audit)
     assert one.reset(6)[0] != audit[0]
     assert one.reset(5) == audit

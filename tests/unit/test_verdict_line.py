@@ -21,8 +21,8 @@ def run_with(tmp_path: Path, code: int, word: str, age_h: float = 0.0) -> None:
             "schema": "raytest.verdict/1",
             "verdict": word,
             "exit_code": code,
-            "summary": "tp2 differs on gpu[0] \x1b[31m",
-            "run": {"run_id": "r", "finished_at": finished.isoformat()},
+            "reasons": ["tp2 differs on gpu[0] \x1b[31m"],
+            "run": {"run_ids": ["r"], "ended_at": finished.isoformat()},
         }
     )
 
