@@ -37,7 +37,8 @@ _TOKEN_UNITS = frozenset(
     {
         "MAX", "MIN", "NUM", "PER", "BATCH", "BATCHED", "BUDGET", "COUNT", "CHUNK", "SIZE", "LEN",
         "LENGTH", "ID", "IDS", "EOS", "BOS", "PAD", "UNK", "STOP", "SPECIAL", "LIMIT", "BLOCK",
-        "LOGPROB", "DISPATCH", "TRACE", "EMBEDDING", "PARALLEL",
+        "DIGEST", "INDEX", "POSITION", "RATE", "LATENCY", "LOGPROB", "DISPATCH",
+        "TRACE", "EMBEDDING", "PARALLEL",
     }
 )  # fmt: skip
 
@@ -87,7 +88,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
         ),
         _all,
     ),
-    (re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s?#'\"]+(@)"), _keep_ends),
+    (re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^/\s?#'\"]+(@)"), _keep_ends),
     # A secret access key has no mark of its own: 40 characters that follow a key id.
     (
         re.compile(
