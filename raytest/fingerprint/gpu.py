@@ -38,7 +38,7 @@ _THROTTLE_REASONS = {
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2}  # nvmlClockType_t
 # nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 _LEVELS = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_MAX_NVLINKS = 18
+_MAX_NVLINKS = 36
 _NVLINK_CAPABILITY = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 
 
