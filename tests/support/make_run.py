@@ -142,11 +142,11 @@ def swap_token(at: int = 3) -> Callable[[Completion], Completion]:
 
 
 def noise(scale: float, seed: int = 0) -> Callable[[Completion], Completion]:
-    """Move every logprob a little, tokens kept."""
+    """Lower every logprob a little, tokens kept."""
 
     def change(c: Completion) -> Completion:
         rng = np.random.default_rng(seed)
-        shift = rng.normal(0, scale, size=len(c.logprobs)).astype(np.float32)
+        shift = -np.abs(rng.normal(0, scale, size=len(c.logprobs))).astype(np.float32)
         top = c.top_logprobs + np.repeat(shift, c.top_k)
         return replace(c, logprobs=c.logprobs + shift, top_logprobs=top)
 
