@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import re
 import sys
@@ -69,9 +70,33 @@ def packages() -> dict[str, str]:
     return found
 
 
+@cache
+def sources() -> dict[str, str]:
+    """Where distributions came from that came from no index, normalised name → address.
+
+    A version control address ends with the commit: ``git+https://host/x@<commit>``.
+    """
+    found: dict[str, str] = {}
+    for entry in sys.path:
+        for file in sorted(Path(entry or ".").glob("*.dist-info/direct_url.json")):
+            name = normalised(file.parent.name.partition("-")[0])
+            try:
+                origin = json.loads(file.read_text(encoding="utf-8"))
+                url = str(origin["url"])
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+            control = origin.get("vcs_info")
+            if isinstance(control, dict):
+                url = f"{control.get('vcs')}+{url}@{control.get('commit_id')}"
+            found.setdefault(name, url)
+    return found
+
+
 def package_facts() -> dict[str, str]:
-    """``package.<name>``: every installed distribution."""
-    return {f"package.{name}": version for name, version in sorted(packages().items())}
+    """``package.<name>``: every installed distribution; ``source.<name>`` where it came from no
+    index."""
+    versions = {f"package.{name}": version for name, version in sorted(packages().items())}
+    return {**versions, **{f"source.{name}": url for name, url in sorted(sources().items())}}
 
 
 def version_facts() -> dict[str, str]:
