@@ -14,10 +14,13 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from raytest.fingerprint import gpu, host, software
 from raytest.fingerprint.knobs import is_relevant
 from raytest.fingerprint.redact import redact_env, redact_text
+
+_Group = Callable[[], Mapping[str, str]]
 
 # What other people's libraries, files and drivers answer with when they are not as expected.
 _TOLERATED = (
@@ -26,13 +29,15 @@ _TOLERATED = (
 )  # fmt: skip
 
 
-def capture(stage: str) -> dict[str, str]:
+def capture(stage: str, *, all_gpus: bool = False) -> dict[str, str]:
     """Facts about this process and its node; ``stage`` says when (``before load``, ``loaded``).
 
-    Keys are ``<group>.<name>``; absent means unknown, '' means empty. Sizes are bytes.
+    Keys are ``<group>.<name>``; absent means unknown, '' means empty. Sizes are bytes. With
+    ``all_gpus`` also the GPUs that this process may not use: it speaks for the node.
     """
     facts = {"process.stage": stage}
-    for name, group in _GROUPS.items():
+    groups: dict[str, _Group] = {**_GROUPS, "gpu": partial(_gpu_facts, all_gpus)}
+    for name, group in groups.items():
         try:
             found = group()
         except _TOLERATED as error:
@@ -117,8 +122,9 @@ def visible_gpus(
     return chosen
 
 
-def _gpu_facts() -> dict[str, str]:
-    shown = visible_gpus(gpu.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _gpu_facts(all_gpus: bool) -> dict[str, str]:
+    visible = None if all_gpus else os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = visible_gpus(gpu.gpus(), visible)
     facts = {f"gpu.{g['index']}.{key}": value for g in shown for key, value in g.items()}
     indices = {g["index"] for g in shown}
     facts["gpu.count"] = str(len(shown))
@@ -130,7 +136,7 @@ def _gpu_facts() -> dict[str, str]:
     return facts
 
 
-_GROUPS: Mapping[str, Callable[[], Mapping[str, str]]] = {
+_GROUPS: Mapping[str, _Group] = {
     "python": _python_facts,
     "os": host.os_facts,
     "cpu": host.cpu_facts,
@@ -145,5 +151,4 @@ _GROUPS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "library": software.library_facts,
     "package": software.package_facts,
     "env": env_facts,
-    "gpu": _gpu_facts,
 }

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 _INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
@@ -100,3 +101,19 @@ def container_facts() -> dict[str, str]:
         "container.cpu_limit": cpu_limit,
         "container.memory_limit": memory_limit,
     }
+
+
+def path_facts(paths: Iterable[str]) -> dict[str, str]:
+    """``path.<path>.exists`` (yes or no), and the free bytes of its file system in
+    ``path.<path>.free``, asked of the nearest folder that exists."""
+    facts = {}
+    for path in paths:
+        facts[f"path.{path}.exists"] = "yes" if os.path.exists(path) else "no"
+        nearest = Path(path).absolute()
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        try:
+            facts[f"path.{path}.free"] = str(shutil.disk_usage(nearest).free)
+        except OSError:
+            continue
+    return facts

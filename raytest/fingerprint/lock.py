@@ -120,7 +120,7 @@ def check_lock(
             if locked.get(name) != found.get(name)
         ]
     if lock["model"] and model is None:
-        sentence = "the model was locked and has not been checked"
+        sentence = "the model was locked and has not been checked."
         findings.append(Finding("warning", "lock-unchecked", "model", sentence, "Name its path."))
     return findings
 
@@ -128,14 +128,14 @@ def check_lock(
 def _deviation(section: str, name: str, locked: str | None, found: str | None) -> Finding:
     where = f"{section}.{name}"
     if locked is None:
-        sentence = f"{name} is {found!r} here and is not locked"
+        sentence = f"{name} is {found!r} here and is not locked."
         severity = _EXTRA.get(section, "error")
         remedy = "Unset it." if section == "variables" else "Lock again if it belongs here."
         return Finding(severity, "lock-extra", where, sentence, remedy)
     if found is None:
-        code, sentence = "lock-missing", f"{name} is missing here, locked is {locked!r}"
+        code, sentence = "lock-missing", f"{name} is missing here, locked is {locked!r}."
     else:
-        code, sentence = "lock-different", f"{name} is {found!r} here, locked is {locked!r}"
+        code, sentence = "lock-different", f"{name} is {found!r} here, locked is {locked!r}."
     return Finding("error", code, where, sentence, _remedy(section, name, locked))
 
 
