@@ -77,6 +77,8 @@ def run_spec(
     check_parallelism(spec, model, source)
     workload = read_workload(spec, model, base_dir)
     folder = _resumed(results, run_id, spec) if resume else None
+    if folder is None and run_id is not None:
+        RunFolder.refuse_in_use(results, run_id)
     with cluster.connect(address, spec.cluster):
         inventory = cluster.take_inventory(spec.placement.share)
         target = target_of(inventory, vllm_version())

@@ -65,22 +65,30 @@ class RunFolder:
     def create(cls, results: str | Path, run_id: str, manifest: Mapping[str, Any]) -> RunFolder:
         """Make the folder and its manifest. Raises StoreError if the run id is in use or
         unusable."""
-        if not RUN_ID_PATTERN.match(run_id):
-            raise StoreError(
-                f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100"
-            )
+        cls.refuse_in_use(results, run_id)
         path = Path(results) / run_id
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise StoreError(
-                f"{path}: run id in use; --resume takes it up, another --run-id starts afresh"
-            ) from None
+            cls.refuse_in_use(results, run_id)
         except OSError as error:
             raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
         folder = cls(path, {"schema_version": SCHEMA_VERSION, "run_id": run_id, **manifest})
         folder.write_manifest()
         return folder
+
+    @staticmethod
+    def refuse_in_use(results: str | Path, run_id: str) -> None:
+        """Raise StoreError for a run id that is taken, or that is no folder name."""
+        if not RUN_ID_PATTERN.match(run_id):
+            raise StoreError(
+                f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100"
+            )
+        path = Path(results) / run_id
+        if path.exists():
+            raise StoreError(
+                f"{path}: run id in use; --resume takes it up, another --run-id starts afresh"
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -366,7 +374,7 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
     cast). Raises StoreError naming the file and what is wrong with it."""
     names = schema.names if columns is None else columns
     with open_table(path, schema, names) as file:
-        return file.read(columns=names).select(names).replace_schema_metadata(None)
+        return file.read(columns=names, use_threads=False).select(names).replace_schema_metadata(None)
 
 
 @contextmanager
@@ -380,14 +388,15 @@ def open_table(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[pq.P
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            found = file.schema_arrow
+            arrow = file.schema_arrow
+            found = dict(zip(arrow.names, arrow.types, strict=True))
+            wanted = dict(zip(schema.names, schema.types, strict=True))
             for name in names:
-                if name not in found.names:
+                if name not in found:
                     raise StoreError(f"{path}: column {name!r} is missing")
-                if found.field(name).type != schema.field(name).type:
+                if found[name] != wanted[name]:
                     raise StoreError(
-                        f"{path}: column {name!r} is {found.field(name).type}, "
-                        f"expected {schema.field(name).type}"
+                        f"{path}: column {name!r} is {found[name]}, expected {wanted[name]}"
                     )
             yield file
     except FileNotFoundError:
@@ -399,8 +408,13 @@ def open_table(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[pq.P
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically (sorted keys, UTF-8, newline at the end). Raises StoreError."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=_plain)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 atomically; what cannot be encoded is escaped. Raises StoreError."""
     with _Atomic(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:

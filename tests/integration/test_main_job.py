@@ -59,7 +59,7 @@ def test_every_planned_row_is_there_once(finished: tuple[Path, Ended]) -> None:
         select count(*), count(distinct (cell_id, launch, trial, request_id, sample_index))
         from read_parquet('{folder}/results/one/observations/*/*.parquet')
     """
-    rows = duckdb.sql(query).fetchone()
+    (rows,) = duckdb.execute(query).fetchall()
     # 2 nodes x (2 launches of tp1 + tp2 + pp2) x 2 repeats x 6 requests
     assert rows == (96, 96)
 
@@ -71,21 +71,20 @@ def test_the_folder_joins_in_duckdb_without_raytest(finished: tuple[Path, Ended]
         select count(*), min(len(token_ids)) from read_parquet('{root}/observations/*/*.parquet')
         join read_parquet('{root}/payloads/*.parquet') using (payload_id)
     """
-    joined = duckdb.sql(query).fetchone()
-    assert joined is not None
-    assert joined[0] == 96
-    assert joined[1] > 0
+    ((rows, shortest),) = duckdb.execute(query).fetchall()
+    assert rows == 96
+    assert shortest > 0
 
 
 def test_equal_payloads_are_kept_once(finished: tuple[Path, Ended]) -> None:
     folder, _ = finished
     paths = (folder / "results" / "one" / "payloads").glob("*.parquet")
     ids = [i for p in paths for i in pq.read_table(p).column("payload_id").to_pylist()]
-    distinct = duckdb.sql(
-        "select count(distinct payload_id) from "
-        f"read_parquet('{folder}/results/one/observations/*/*.parquet')"
-    ).fetchone()
-    assert distinct == (len(set(ids)),)
+    query = f"""
+        select count(distinct payload_id)
+        from read_parquet('{folder}/results/one/observations/*/*.parquet')
+    """
+    assert duckdb.execute(query).fetchall() == [(len(set(ids)),)]
     # only engines that ran their first trial side by side may have handed over the same payload
     assert len(ids) <= 2 * len(set(ids))
 
@@ -175,7 +174,7 @@ def test_a_worker_that_always_dies_is_named_and_the_others_finish(tmp_path: Path
 
 def test_a_worker_that_is_killed_once_is_tried_again_on_its_slot(tmp_path: Path) -> None:
     spec = REFERENCE.replace("nodes = 2", "nodes = 1") + (
-        '[[variants]]\nname = "slow"\nscope = "one"\nfault = { kind = "slow", seconds = 0.3 }\n'
+        '[[variants]]\nname = "slow"\nscope = "one"\nfault = { kind = "slow", value = 0.3 }\n'
         "[trials]\nrepeats = 4\n"
     )
     (tmp_path / "s.toml").write_text(spec)
@@ -196,7 +195,7 @@ def test_an_interrupted_run_is_taken_up_where_it_stopped(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     spec = REFERENCE.replace("nodes = 2", "nodes = 1") + (
-        '[[variants]]\nname = "slow"\nscope = "one"\nfault = { kind = "slow", seconds = 0.2 }\n'
+        '[[variants]]\nname = "slow"\nscope = "one"\nfault = { kind = "slow", value = 0.2 }\n'
         "[trials]\nrepeats = 6\n"
     )
     (tmp_path / "s.toml").write_text(spec)
