@@ -18,7 +18,7 @@ from raytest.compare.statistics import (
     poisson_interval,
     upper_bound_of_none,
 )
-from raytest.compare.verdicts import DTYPES, REASONS, Judged, dtype_index
+from raytest.compare.verdicts import DTYPES, REASONS, SEVERITY, Judged, dtype_index
 from raytest.schema import Axis
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def axis_numbers(data: AxisData, observed: Observed) -> AxisNumbers:
         n_requests_tokens=int(tokens.sum()),
         n_groups_divergent=len(np.unique(d.group)),
         classes=tuple(int(x) for x in np.trim_zeros(classes.n_classes, "b")),
-        verdicts={str(v): int(c) for v, c in zip(verdicts, counts, strict=True)},
+        verdicts={SEVERITY[v].value: int(c) for v, c in zip(verdicts, counts, strict=True)},
         divergence_rate=clopper_pearson(n - int(bitwise.sum()), n),
         token_divergence_rate=clopper_pearson(n - int(tokens.sum()), n),
         upper_bound=upper_bound_of_none(n) if n and bitwise.sum() == n else None,
@@ -309,9 +309,6 @@ def _windows(data: AxisData) -> dict[str, float | None]:
     return found
 
 
-SEVERITY = ("bitwise", "tokens", "near-tie", "sampled-flip", "drift", "corrupt")
-
-
 def worst_divergence(data: AxisData, observed: Observed) -> Divergence | None:
     """The divergence to look at first: worst verdict, then a flip before none, then the
     earliest."""
@@ -320,9 +317,8 @@ def worst_divergence(data: AxisData, observed: Observed) -> Divergence | None:
     d, m = data.classes.divergences, data.metrics
     if not len(d.unit):
         return None
-    severity = np.array([SEVERITY.index(str(v)) for v in data.judged.verdict])
     position = np.where(m.first >= 0, m.first, np.iinfo(np.int64).max)
-    best = int(np.lexsort((d.group, d.unit, -m.max_abs, position, -severity))[0])
+    best = int(np.lexsort((d.group, d.unit, -m.max_abs, position, -data.judged.verdict))[0])
     return divergence(data, observed, best)
 
 
@@ -336,7 +332,7 @@ def divergence(data: AxisData, observed: Observed, i: int) -> Divergence:
         request_id=observed.workload.request_id[int(d.unit[i]) // samples],
         sample_index=int(d.unit[i]) % samples,
         group=data.grouping.groups[int(d.group[i])].name,
-        verdict=str(data.judged.verdict[i]),
+        verdict=SEVERITY[data.judged.verdict[i]].value,
         reason=REASONS[int(data.judged.reason[i])],
         position=at if at >= 0 else None,
         reference_token=_known(m.token_a[i]),

@@ -78,6 +78,45 @@ def ragged(starts: Ints, lengths: Ints) -> Ints:
     return np.arange(total) + np.repeat(starts - ends + lengths, lengths)
 
 
+def take(values: npt.NDArray[Any], starts: Ints, lengths: Ints) -> npt.NDArray[Any]:
+    """Runs of ``values`` laid end to end: a view where they already are, rows of a matrix where all
+    are equally long, else gathered."""
+    import numpy as np
+
+    if not len(lengths):
+        return values[:0]
+    ends = starts + lengths
+    if (starts[1:] == ends[:-1]).all():
+        return values[starts[0] : ends[-1]]
+    n = int(lengths[0])
+    if n and (lengths == n).all() and len(values) % n == 0 and not (starts % n).any():
+        return values.reshape(-1, n).take(starts // n, axis=0).reshape(-1)
+    out: npt.NDArray[Any] = np.take(values, ragged(starts, lengths))
+    return out
+
+
+def first_true(flags: npt.NDArray[np.bool_], lengths: Ints) -> Ints:
+    """Position of the first True in each run of ``flags`` (runs laid end to end), else -1 [p]."""
+    import numpy as np
+
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    first = np.full(len(lengths), -1, dtype=np.int64)
+    filled = np.flatnonzero(lengths > 0)
+    at_once = flags[starts[filled]]
+    first[filled[at_once]] = 0
+    if at_once.all():
+        return first
+    true = np.flatnonzero(flags)
+    if not len(true):
+        return first
+    place = np.searchsorted(true, starts)
+    candidate = true[np.minimum(place, len(true) - 1)]
+    found = (place < len(true)) & (candidate < ends)
+    first[found] = (candidate - starts)[found]
+    return first
+
+
 def longest_runs(flat: Flat) -> Ints:
     """Per payload the longest run of one repeated token [n]."""
     import numpy as np

@@ -5,9 +5,12 @@ is where the plan wants it: known trial, known request, same prompt, once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from raytest.compare.ahead import in_order, threads
 from raytest.compare.observed import (
     COLUMNS,
     COUNTERS,
@@ -64,12 +67,15 @@ def observe(folders: Sequence[RunFolder]) -> Observed:
     reading = _Reading()
     runs: list[_Run] = []
     for number, folder in enumerate(folders):
-        runs.append(_open(folder, number, runs[0].workload if runs else None, reading))
+        first = runs[0].workload if runs else None
+        runs.append(_open(folder, number, first, len(folders) > 1, reading))
         _read_files(folder, runs[-1], reading)
     return _assemble(runs, reading)
 
 
-def _open(folder: RunFolder, number: int, first: Workload | None, reading: _Reading) -> _Run:
+def _open(
+    folder: RunFolder, number: int, first: Workload | None, several: bool, reading: _Reading
+) -> _Run:
     import numpy as np
 
     spec, requests = folder.spec(), folder.requests()
@@ -86,7 +92,7 @@ def _open(folder: RunFolder, number: int, first: Workload | None, reading: _Read
     position[list(workload.request_index)] = mapped
     own_position[list(workload.request_index)] = own
     members = members_of(spec, folder.plan(), number, folder.run_id)
-    if first is not None or number:
+    if several:
         members = [replace(m, name=f"{folder.run_id}:{m.name}") for m in members]
     keys = {
         (m.cell.cell_id, m.launch, m.trial.trial): len(reading.members) + i
@@ -99,21 +105,25 @@ def _open(folder: RunFolder, number: int, first: Workload | None, reading: _Read
 def _read_files(folder: RunFolder, run: _Run, reading: _Reading) -> None:
     import numpy as np
 
-    for key, table in folder.iter_observations(COLUMNS):
-        name = f"observations/{key[0]}/{key[1]}-{key[2]}.parquet"
-        index = run.members.get(key)
-        if index is None:
-            reading.problems.append(f"{name}: the plan has no such trial")
-            continue
-        problem = _foreign_rows(table, key) or _wrong_requests(table, run)
-        if problem:
-            reading.problems.append(f"{name}: {problem}")
-            continue
-        reading.members[index] = _with_facts(reading.members[index], table, run)
-        where = table.column("request_index").to_numpy()
-        reading.tables.append(table.select(_KEPT))
-        reading.member.append(np.full(table.num_rows, index, dtype=np.int64))
-        reading.position.append(run.position[where])
+    keys = sorted(folder.finished_trials())
+    n_requests = sum(e is None for e in run.workload.error)
+    with ThreadPoolExecutor(threads()) as pool:
+        tables = in_order(pool, (partial(folder.read_trial, k, COLUMNS) for k in keys))
+        for key, table in zip(keys, tables, strict=True):
+            name = f"observations/{key[0]}/{key[1]}-{key[2]}.parquet"
+            index = run.members.get(key)
+            if index is None:
+                reading.problems.append(f"{name}: the plan has no such trial")
+                continue
+            problem = _foreign_rows(table, key) or _wrong_requests(table, run)
+            if problem:
+                reading.problems.append(f"{name}: {problem}")
+                continue
+            reading.members[index] = _with_facts(reading.members[index], table, run, n_requests)
+            where = table.column("request_index").to_numpy()
+            reading.tables.append(table.select(_KEPT))
+            reading.member.append(np.full(table.num_rows, index, dtype=np.int64))
+            reading.position.append(run.position[where])
 
 
 _KEPT = [
@@ -144,9 +154,12 @@ def _wrong_requests(table: pa.Table, run: _Run) -> str:
     own = run.own_position[index]
     if len(own) and own.min() < 0:
         return f"request_index {int(index[np.argmin(own)])} is not in requests.parquet"
-    expected = run.requests.select(["request_id", "prompt_digest"]).take(pa.array(own))
+    ordered = np.array_equal(own, np.arange(run.requests.num_rows))
     for column, what in (("prompt_digest", "prompt"), ("request_id", "request id")):
-        same = pc.equal(table.column(column), expected.column(column))
+        expected = run.requests.column(column)
+        if ordered and table.column(column).equals(expected):
+            continue
+        same = pc.equal(table.column(column), expected.take(pa.array(own)))
         if not pc.all(same, min_count=0).as_py():
             row = same.to_pylist().index(False)
             return f"request_index {int(index[row])}: another {what} than in requests.parquet"
@@ -155,7 +168,7 @@ def _wrong_requests(table: pa.Table, run: _Run) -> str:
     return ""
 
 
-def _with_facts(member: Member, table: pa.Table, run: _Run) -> Member:
+def _with_facts(member: Member, table: pa.Table, run: _Run, n_requests: int) -> Member:
     """The member with what its rows say of the whole trial."""
     import pyarrow.compute as pc
 
@@ -168,7 +181,7 @@ def _with_facts(member: Member, table: pa.Table, run: _Run) -> Member:
         member.trial.arrangement,
         sizes["max"],
         cached,
-        n_requests=sum(e is None for e in run.workload.error),
+        n_requests=n_requests,
         at_once=max(run.spec.workload.sampling.n, run.spec.workload.sampling.beam_width),
     )
     return replace(member, found=True, gpu_uuids=uuids, batch_size=sizes["max"], unformed=reason)

@@ -114,12 +114,13 @@ def workload_of(requests: pa.Table, n_samples: int) -> Workload:
     """The request table as plain columns."""
     import numpy as np
 
-    sampling = [json.loads(s) for s in requests.column("sampling").to_pylist()]
+    texts = requests.column("sampling").to_pylist()
+    sampling = [json.loads(s) for s in texts]
     return Workload(
         request_index=requests.column("request_index").to_pylist(),
         request_id=requests.column("request_id").to_pylist(),
         prompt_digest=requests.column("prompt_digest").to_pylist(),
-        sampling=[_sampling_key(s) for s in sampling],
+        sampling=texts,
         error=requests.column("error").to_pylist(),
         reference=requests.column("reference").to_pylist(),
         sampled=np.array([float(s.get("temperature", 0.0)) > 0 for s in sampling], dtype=np.bool_),
@@ -164,9 +165,10 @@ def members_of(spec: Spec, plan: Plan, run: int, run_id: str) -> list[Member]:
     return members
 
 
-def _sampling_key(sampling: Mapping[str, Any]) -> str:
+def _sampling_key(text: str) -> str:
     """Sampling parameters that shape the tokens; how many logprobs are kept is another matter."""
-    return json.dumps({k: v for k, v in sampling.items() if k != "logprobs"}, sort_keys=True)
+    shaping = {k: v for k, v in json.loads(text).items() if k != "logprobs"}
+    return json.dumps(shaping, sort_keys=True)
 
 
 def unit_map(first: Workload, other: Workload) -> tuple[list[int], dict[str, int]]:
@@ -190,6 +192,7 @@ def unit_map(first: Workload, other: Workload) -> tuple[list[int], dict[str, int
 
 def _occurrences(workload: Workload) -> Iterable[tuple[bytes, str, int]]:
     seen: dict[tuple[bytes, str], int] = {}
-    for key in zip(workload.prompt_digest, workload.sampling, strict=True):
+    keys = map(_sampling_key, workload.sampling)
+    for key in zip(workload.prompt_digest, keys, strict=True):
         seen[key] = seen.get(key, -1) + 1
         yield *key, seen[key]

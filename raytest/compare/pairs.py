@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from raytest.compare.flat import Flat, ragged
-from raytest.compare.metrics import k3_terms, logprob_differences, ordered_bits
+from raytest.compare.flat import Flat, first_true, take
+from raytest.compare.metrics import SERIES_LIMIT, k3_terms, logprob_differences, ulp_distance
 from raytest.compare.top import compare_candidates, margins_at
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Ints = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float32]
     Doubles = npt.NDArray[np.float64]
     Bools = npt.NDArray[np.bool_]
 
-CHUNK_TOKENS = 1 << 18
+# Arrays of one chunk stay in a core's cache.
+CHUNK_TOKENS = 1 << 15
 # Differences are counted by sign and the upper 16 bits of |float32|: 8 of exponent, 8 of
 # significand, so a quantile is known to 0.4% in memory that does not grow.
 HISTOGRAM_BINS = 1 << 17
@@ -101,13 +103,11 @@ class Histogram:
 
         return cls(np.zeros(HISTOGRAM_BINS, dtype=np.int64))
 
-    def add(self, delta: Doubles) -> None:
-        """Count differences."""
+    def add(self, delta: Floats) -> None:
+        """Count differences (float32)."""
         import numpy as np
 
-        with np.errstate(over="ignore"):
-            bits = delta.astype(np.float32).view(np.uint32)
-        index = (bits >> _SHIFT).astype(np.int64)
+        index = (delta.view(np.uint32) >> _SHIFT).astype(np.int64)
         self.counts += np.bincount(index, minlength=HISTOGRAM_BINS)
 
     def quantile_abs(self, q: float) -> float:
@@ -158,23 +158,25 @@ def compare_pairs(
 
     out = PairMetrics.empty(len(in_a))
     common = np.minimum(a.length[in_a], b.length[in_b])
-    chunk = np.cumsum(common + 1) // CHUNK_TOKENS
-    for part in np.split(np.arange(len(in_a)), np.flatnonzero(np.diff(chunk)) + 1):
-        if len(part):
-            out.put(part, _compare(a, in_a[part], b, in_b[part], kind[part], histograms))
+    for k in np.unique(kind):
+        rows = np.flatnonzero(kind == k)
+        differences: list[Floats] = []
+        chunk = np.cumsum(common[rows] + 1) // CHUNK_TOKENS
+        for part in np.split(rows, np.flatnonzero(np.diff(chunk)) + 1):
+            out.put(part, _compare(a, in_a[part], b, in_b[part], differences))
+        histograms[int(k)].add(np.concatenate(differences or [np.empty(0, np.float32)]))
     return out
 
 
-def _compare(
-    a: Flat, in_a: Ints, b: Flat, in_b: Ints, kind: Ints, histograms: dict[int, Histogram]
-) -> PairMetrics:
+def _compare(a: Flat, in_a: Ints, b: Flat, in_b: Ints, differences: list[Floats]) -> PairMetrics:
     import numpy as np
 
     out = PairMetrics.empty(len(in_a))
     out.length_a, out.length_b = a.length[in_a], b.length[in_b]
     common = np.minimum(out.length_a, out.length_b)
     start_a, start_b = a.token_start[in_a], b.token_start[in_b]
-    out.first = _first_difference(a, start_a, b, start_b, common)
+    different = take(a.tokens, start_a, common) != take(b.tokens, start_b, common)
+    out.first = first_true(different, common)
     ended = (out.first < 0) & (out.length_a != out.length_b)
     out.first[ended] = common[ended]
     flipped = np.flatnonzero(out.first >= 0)
@@ -187,71 +189,85 @@ def _compare(
         getattr(out, name)[flipped[inside]] = flat.tokens[(start[flipped] + at)[inside]]
     with_logprobs = (a.n_logprobs[in_a] == out.length_a) & (b.n_logprobs[in_b] == out.length_b)
     prefix = np.where(out.first < 0, common, out.first)
-    _compare_logprobs(a, in_a, b, in_b, np.where(with_logprobs, prefix, 0), kind, histograms, out)
-    margins_at(a, in_a, b, in_b, np.flatnonzero(with_logprobs), kind, histograms, out)
+    # whole completions lie end to end and need no gathering: keep them apart from cut ones
+    for rows in (with_logprobs & (out.first < 0), with_logprobs & (out.first > 0)):
+        where = np.flatnonzero(rows & (prefix > 0))
+        if len(where):
+            differences.append(_compare_logprobs(a, in_a, b, in_b, prefix, where, out))
+    differences += margins_at(a, in_a, b, in_b, np.flatnonzero(with_logprobs), out)
     compare_candidates(a, in_a, b, in_b, prefix, out)
     return out
 
 
-def _first_difference(a: Flat, start_a: Ints, b: Flat, start_b: Ints, lengths: Ints) -> Ints:
-    """First position below ``lengths`` where the tokens differ, else -1 [p]."""
-    import numpy as np
-
-    first = np.full(len(lengths), -1, dtype=np.int64)
-    different = np.flatnonzero(
-        a.tokens[ragged(start_a, lengths)] != b.tokens[ragged(start_b, lengths)]
-    )
-    if not len(different):
-        return first
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    place = np.searchsorted(different, starts)
-    candidate = different[np.minimum(place, len(different) - 1)]
-    found = (place < len(different)) & (candidate < ends)
-    first[found] = (candidate - starts)[found]
-    return first
-
-
 def _compare_logprobs(
-    a: Flat,
-    in_a: Ints,
-    b: Flat,
-    in_b: Ints,
-    lengths: Ints,
-    kind: Ints,
-    histograms: dict[int, Histogram],
-    out: PairMetrics,
-) -> None:
-    """Differences of the sampled tokens' logprobs over the first ``lengths`` positions."""
+    a: Flat, in_a: Ints, b: Flat, in_b: Ints, lengths: Ints, rows: Ints, out: PairMetrics
+) -> Floats:
+    """Differences of the sampled tokens' logprobs over the first ``lengths`` positions of the pairs
+    ``rows``; sums go to ``out``.
+
+    Sums are taken per pair by ``reduceat``, so they do not depend on what else is in the chunk.
+    """
     import numpy as np
 
-    filled = np.flatnonzero(lengths > 0)
-    if not len(filled):
-        return
-    n = lengths[filled]
-    va = a.logprobs[ragged(a.logprob_start[in_a[filled]], n)]
-    vb = b.logprobs[ragged(b.logprob_start[in_b[filled]], n)]
+    n = lengths[rows]
+    va = take(a.logprobs, a.logprob_start[in_a[rows]], n)
+    vb = take(b.logprobs, b.logprob_start[in_b[rows]], n)
     starts = np.cumsum(n) - n
-    out.positions[filled] = n
-    out.sampled_positions[filled] = n
-    differing = np.flatnonzero(va.view(np.int32) != vb.view(np.int32))
-    owner = np.searchsorted(starts, differing, side="right") - 1
-    equal = n - np.bincount(owner, minlength=len(n))
-    for h in np.unique(kind[filled]):
-        histograms[int(h)].counts[0] += int(equal[kind[filled] == h].sum())
-    if not len(differing):
-        return
-    va, vb = va[differing], vb[differing]
-    delta = logprob_differences(va, vb)
-    for h in np.unique(kind[filled]):
-        histograms[int(h)].add(delta[kind[filled][owner] == h])
-    some = np.flatnonzero(np.diff(owner, prepend=-1))
-    rows = filled[owner[some]]
+    delta = _differences(va, vb)
     size = np.abs(delta)
-    out.first_bits[rows] = differing[some] - starts[owner[some]]
-    out.max_abs[rows] = np.maximum.reduceat(size, some)
-    out.sum_abs[rows] = np.add.reduceat(size, some)
+    out.positions[rows] = n
+    out.sampled_positions[rows] = n
+    out.first_bits[rows] = first_true(va.view(np.int32) != vb.view(np.int32), n)
+    out.max_abs[rows] = np.maximum.reduceat(size, starts)
+    out.sum_abs[rows] = np.add.reduceat(size, starts)
     out.prefix_abs[rows] = out.sum_abs[rows]
-    out.sum_delta[rows] = np.add.reduceat(delta, some)
-    out.sum_k3[rows] = np.add.reduceat(k3_terms(delta), some)
-    out.max_ulp[rows] = np.maximum.reduceat(np.abs(ordered_bits(va) - ordered_bits(vb)), some)
+    with np.errstate(invalid="ignore", over="ignore"):
+        out.sum_delta[rows] = np.add.reduceat(delta, starts)
+        rounded = delta.astype(np.float32)
+    out.sum_k3[rows] = np.add.reduceat(_k3(rounded, delta), starts)
+    out.max_ulp[rows] = _most_ulp(va, vb, starts)
+    return rounded
+
+
+def _differences(va: Floats, vb: Floats) -> Doubles:
+    """:func:`logprob_differences`, without its masks where all is finite."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        delta: Doubles = va.astype(np.float64)
+        delta -= vb.astype(np.float64)
+    return delta if np.isfinite(delta.sum()) else logprob_differences(va, vb)
+
+
+def _k3(rounded: Floats, delta: Doubles) -> Doubles:
+    """:func:`k3_terms`: Taylor's series in float32 where differences are small (to 1e-6), the exact
+    form elsewhere; which one depends on the element alone."""
+    import numpy as np
+
+    r = -rounded
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = r * np.float32(1 / 720)
+        for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2):
+            terms += np.float32(coefficient)
+            terms *= r
+        terms *= r
+    large = np.flatnonzero(np.abs(r) > SERIES_LIMIT)
+    wide: Doubles = terms.astype(np.float64)
+    if len(large):
+        wide[large] = k3_terms(delta[large])
+    return wide
+
+
+def _most_ulp(va: Floats, vb: Floats, starts: Ints) -> Ints:
+    """Largest :func:`ulp_distance` per run, in 32 bits where nothing is above zero: then it is the
+    distance of the magnitudes, and one more across zero (-0.0 lies one below 0.0)."""
+    import numpy as np
+
+    bits_a, bits_b = va.view(np.int32), vb.view(np.int32)
+    if max(bits_a.max(), bits_b.max()) > 0:
+        return np.maximum.reduceat(ulp_distance(va, vb), starts)
+    magnitude = np.int32(0x7FFFFFFF)
+    apart = (bits_a & magnitude) - (bits_b & magnitude)
+    np.abs(apart, out=apart)
+    apart += (bits_a ^ bits_b) < 0
+    return np.maximum.reduceat(apart, starts)

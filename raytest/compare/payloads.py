@@ -1,21 +1,19 @@
-"""Payloads read once, by row group: what is odd in each, and the pairs that must be compared.
-
-Memory holds the reference payloads and one row group, whatever the number of workers.
-"""
+"""Payloads read once, by row group: what is odd in each, and the pairs that must be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raytest.compare.ahead import in_order, threads
 from raytest.compare.flat import (
     COLUMNS,
     Flat,
     flat_of,
     longest_runs,
-    ragged,
     unsorted_candidates,
 )
 from raytest.compare.pairs import Histogram, PairMetrics, compare_pairs
@@ -70,121 +68,192 @@ class _RowGroup:
 def compare_payloads(paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs) -> Compared:
     """Read every payload of ``payload_ids`` and compare ``pairs``.
 
-    Raises StoreError for a damaged file, or where a payload is in none of them.
+    Row groups are read once, in order, a few ahead. A pair is compared when the later of its two
+    payloads arrives; the earlier is held until its last pair is done, so memory follows the spread
+    of the pairs and not the number of workers. Raises StoreError for a damaged file, or where a
+    payload is in none of them.
     """
     import numpy as np
 
     n = len(payload_ids)
-    groups = _locate(paths, payload_ids)
     facts = PayloadFacts(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_))
     metrics = PairMetrics.empty(len(pairs.payload))
     histograms = {int(k): Histogram.empty() for k in np.unique(pairs.kind)}
-    order = np.argsort(pairs.payload, kind="stable")
-    work = _Work(pairs, order, pairs.payload[order], metrics, histograms, facts)
-    is_reference = np.zeros(n, dtype=np.bool_)
-    is_reference[pairs.reference] = True
-    first = [g for g in groups if is_reference[g.index[g.index >= 0]].any()]
-    kept = work.read_references(first, is_reference, n)
-    for index, table in kept:
-        work.compare(index, flat_of(table))
-    held = {id(g) for g in first}
-    for group in groups:
-        if id(group) not in held:
-            table = _read(group)
-            work.note(group.index, table)
-            work.compare(group.index, flat_of(table))
+    with ThreadPoolExecutor(threads()) as pool:
+        groups = _locate(pool, paths, payload_ids)
+        schedule = _Schedule.of(groups, n, pairs)
+        done = in_order(pool, schedule.works(in_order(pool, map(_reader, groups))))
+        for work, results in done:
+            work.note(facts)
+            for which, found, counted in results:
+                metrics.put(which, found)
+                for kind, histogram in counted.items():
+                    histograms[kind].counts += histogram.counts
     return Compared(facts, metrics, histograms)
+
+
+def _reader(group: _RowGroup) -> Callable[[], pa.Table]:
+    def read() -> pa.Table:
+        with open_table(group.path, payloads_schema(), COLUMNS) as file:
+            return file.read_row_group(group.number, columns=COLUMNS[1:], use_threads=False)
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Payloads of one row group; ``row`` [rows of the group] is where each lies in ``flat``."""
+
+    flat: Flat
+    row: Ints
+
+
+Result = tuple["Ints", PairMetrics, dict[int, Histogram]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pairs (indices ``which``) between payloads of two row groups that are both in memory."""
+
+    which: Ints
+    reference: _Held
+    reference_row: Ints
+    payload: _Held
+    payload_row: Ints
+    kind: Ints
+
+    def run(self) -> Result:
+        import numpy as np
+
+        histograms = {int(k): Histogram.empty() for k in np.unique(self.kind)}
+        found = compare_pairs(
+            self.reference.flat,
+            self.reference.row[self.reference_row],
+            self.payload.flat,
+            self.payload.row[self.payload_row],
+            self.kind,
+            histograms,
+        )
+        return self.which, found, histograms
 
 
 @dataclass(slots=True)
 class _Work:
+    """What is to be done once a row group is there."""
+
+    index: Ints
+    flat: Flat
+    parts: list[_Part]
+    longest: Ints | None = None
+    unsorted: npt.NDArray[np.bool_] | None = None
+
+    def __call__(self) -> tuple[_Work, list[Result]]:
+        self.longest = longest_runs(self.flat)
+        self.unsorted = unsorted_candidates(self.flat)
+        return self, [part.run() for part in self.parts]
+
+    def note(self, facts: PayloadFacts) -> None:
+        """Enter the facts of this row group's payloads."""
+        import numpy as np
+
+        assert self.longest is not None
+        assert self.unsorted is not None
+        rows = np.flatnonzero(self.index >= 0)
+        at = self.index[rows]
+        facts.longest_run[at] = self.longest[rows]
+        facts.length[at] = self.flat.length[rows]
+        facts.unsorted[at] = self.unsorted[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """Pairs sorted by the row group that completes them, then by the one that came before."""
+
+    groups: Sequence[_RowGroup]
     pairs: Pairs
     order: Ints
-    sorted_payload: Ints
-    metrics: PairMetrics
-    histograms: dict[int, Histogram]
-    facts: PayloadFacts
-    references: Flat | None = None
-    reference_row: Ints | None = None
+    later: Ints
+    earlier: Ints
+    place: Ints
+    row: Ints
 
-    def read_references(
-        self, groups: Sequence[_RowGroup], is_reference: npt.NDArray[np.bool_], n: int
-    ) -> list[tuple[Ints, pa.Table]]:
-        """Load the reference payloads; what else those row groups hold for comparing is
-        returned."""
+    @classmethod
+    def of(cls, groups: Sequence[_RowGroup], n: int, pairs: Pairs) -> _Schedule:
+        import numpy as np
+
+        place, row = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        for g, group in enumerate(groups):
+            rows = np.flatnonzero(group.index >= 0)
+            place[group.index[rows]] = g
+            row[group.index[rows]] = rows
+        a, b = place[pairs.reference], place[pairs.payload]
+        later, earlier = np.maximum(a, b), np.minimum(a, b)
+        order = np.lexsort((row[pairs.payload], a < b, earlier, later))
+        return cls(groups, pairs, order, later[order], earlier[order], place, row)
+
+    def works(self, tables: Iterator[pa.Table]) -> Iterator[_Work]:
+        """One piece of work per row group, in order, as its table arrives."""
+        import numpy as np
+
+        held: dict[int, _Held] = {}
+        last = np.full(len(self.groups), -1, dtype=np.int64)
+        np.maximum.at(last, self.earlier, self.later)
+        bounds = np.searchsorted(self.later, np.arange(len(self.groups) + 1))
+        for g, table in enumerate(tables):
+            group = self.groups[g]
+            flat = flat_of(table)
+            held[g] = _Held(flat, np.arange(len(group.index)))
+            yield _Work(group.index, flat, self._parts(held, slice(bounds[g], bounds[g + 1])))
+            if last[g] > g:
+                held[g] = self._needed_later(g, table, held[g])
+            for done in [e for e in held if last[e] <= g]:
+                del held[done]
+
+    def _parts(self, held: dict[int, _Held], within: slice) -> list[_Part]:
+        import numpy as np
+
+        order, earlier = self.order[within], self.earlier[within]
+        reference, payload = self.pairs.reference[order], self.pairs.payload[order]
+        forward = self.place[reference] <= self.place[payload]
+        cuts = np.flatnonzero((np.diff(earlier) != 0) | (np.diff(forward) != 0)) + 1
+        return [
+            _Part(
+                order[part],
+                held[int(self.place[reference[part[0]]])],
+                self.row[reference[part]],
+                held[int(self.place[payload[part[0]]])],
+                self.row[payload[part]],
+                self.pairs.kind[order[part]],
+            )
+            for part in np.split(np.arange(len(order)), cuts)
+            if len(part)
+        ]
+
+    def _needed_later(self, g: int, table: pa.Table, whole: _Held) -> _Held:
+        """Only the payloads that later row groups are compared with, unless those are most."""
         import numpy as np
         import pyarrow as pa
 
-        taken: list[pa.Table] = []
-        kept: list[tuple[Ints, pa.Table]] = []
-        self.reference_row = np.full(n, -1, dtype=np.int64)
-        rows = 0
-        wanted = np.zeros(n, dtype=np.bool_)
-        wanted[self.pairs.payload] = True
-        for group in groups:
-            table = _read(group)
-            self.note(group.index, table)
-            there = group.index >= 0
-            here = np.flatnonzero(there)
-            of_reference = here[is_reference[group.index[here]]]
-            self.reference_row[group.index[of_reference]] = rows + np.arange(len(of_reference))
-            rows += len(of_reference)
-            whole = len(of_reference) == table.num_rows
-            taken.append(table if whole else table.take(pa.array(of_reference)))
-            others = here[wanted[group.index[here]]]
-            if len(others):
-                kept.append((group.index[others], table.take(pa.array(others))))
-        if taken:
-            self.references = flat_of(pa.concat_tables(taken))
-        return kept
-
-    def note(self, index: Ints, table: pa.Table) -> None:
-        """Facts of the payloads of one row group."""
-        import numpy as np
-
-        flat = flat_of(table)
-        rows = np.flatnonzero(index >= 0)
-        at = index[rows]
-        self.facts.longest_run[at] = longest_runs(flat)[rows]
-        self.facts.length[at] = flat.length[rows]
-        self.facts.unsorted[at] = unsorted_candidates(flat)[rows]
-
-    def compare(self, index: Ints, flat: Flat) -> None:
-        """Compare the pairs whose other payload is in this row group."""
-        import numpy as np
-
-        if self.references is None or self.reference_row is None:
-            return
-        rows = np.flatnonzero(index >= 0)
-        low = np.searchsorted(self.sorted_payload, index[rows], side="left")
-        high = np.searchsorted(self.sorted_payload, index[rows], side="right")
-        which = self.order[ragged(low, high - low)]
-        if not len(which):
-            return
-        found = compare_pairs(
-            self.references,
-            self.reference_row[self.pairs.reference[which]],
-            flat,
-            np.repeat(rows, high - low),
-            self.pairs.kind[which],
-            self.histograms,
-        )
-        self.metrics.put(which, found)
+        waiting = self.order[(self.earlier == g) & (self.later > g)]
+        both = np.concatenate([self.pairs.reference[waiting], self.pairs.payload[waiting]])
+        rows = np.unique(self.row[both[self.place[both] == g]])
+        if 2 * len(rows) > table.num_rows:
+            return whole
+        row = np.full(table.num_rows, -1, dtype=np.int64)
+        row[rows] = np.arange(len(rows))
+        return _Held(flat_of(table.take(pa.array(rows))), row)
 
 
-def _read(group: _RowGroup) -> pa.Table:
-    with open_table(group.path, payloads_schema(), COLUMNS) as file:
-        return file.read_row_group(group.number, columns=COLUMNS[1:])
-
-
-def _locate(paths: Sequence[Path], payload_ids: pa.Array) -> list[_RowGroup]:
+def _locate(
+    pool: ThreadPoolExecutor, paths: Sequence[Path], payload_ids: pa.Array
+) -> list[_RowGroup]:
     """Row groups that hold wanted payloads. One that lies in several files (workers that finished
     at the same time each wrote it) is taken from the first."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    places = list(_ids(paths))
+    places = [place for found in pool.map(_ids, paths) for place in found]
     ids = pa.concat_arrays([pa.array([], pa.binary(16)), *(column for _, _, column in places)])
     found = pc.index_in(ids, value_set=payload_ids).fill_null(-1).to_numpy(zero_copy_only=False)
     index = found.astype(np.int64)
@@ -209,9 +278,10 @@ def _locate(paths: Sequence[Path], payload_ids: pa.Array) -> list[_RowGroup]:
     ]
 
 
-def _ids(paths: Sequence[Path]) -> Iterator[tuple[Path, int, pa.Array]]:
-    for path in paths:
-        with open_table(path, payloads_schema(), COLUMNS) as file:
-            for number in range(file.num_row_groups):
-                table = file.read_row_group(number, columns=["payload_id"])
-                yield path, number, table.column(0).combine_chunks()
+def _ids(path: Path) -> list[tuple[Path, int, pa.Array]]:
+    """The payload ids of each row group of a file."""
+    with open_table(path, payloads_schema(), COLUMNS) as file:
+        return [
+            (path, g, file.read_row_group(g, ["payload_id"], use_threads=False)[0].combine_chunks())
+            for g in range(file.num_row_groups)
+        ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raytest.compare.flat import Flat, ragged
+from raytest.compare.flat import Flat, take
 from raytest.compare.metrics import logprob_differences
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from raytest.compare.pairs import Histogram, PairMetrics
+    from raytest.compare.pairs import PairMetrics
 
     Ints = npt.NDArray[np.int64]
     Doubles = npt.NDArray[np.float64]
@@ -24,14 +24,13 @@ def margins_at(
     b: Flat,
     in_b: Ints,
     among: Ints,
-    kind: Ints,
-    histograms: dict[int, Histogram],
     out: PairMetrics,
-) -> None:
+) -> list[npt.NDArray[np.float32]]:
     """Margins and mutual containment at the first divergence, and the differences there.
 
     Both sides condition on the same text at that position, so it is the last comparable one: the
-    logprob of A's token on both sides, and of B's, count as two more differences where listed.
+    logprob of A's token on both sides, and of B's, count as two more differences where listed; they
+    are returned.
     """
     import numpy as np
 
@@ -39,8 +38,9 @@ def margins_at(
     out.candidates[among] = k[among] > 0
     both_there = (out.token_a >= 0) & (out.token_b >= 0)
     rows = among[(both_there & (k > 0))[among]]
+    differences: list[npt.NDArray[np.float32]] = []
     if not len(rows):
-        return
+        return differences
     at, token_a, token_b = out.first[rows], out.token_a[rows], out.token_b[rows]
     a_of_a = a.logprobs[a.logprob_start[in_a[rows]] + at]
     b_of_b = b.logprobs[b.logprob_start[in_b[rows]] + at]
@@ -57,8 +57,9 @@ def margins_at(
         out.positions[where] += 1
         out.max_abs[where] = np.maximum(out.max_abs[where], size)
         out.sum_abs[where] += size
-        for h in np.unique(kind[where]):
-            histograms[int(h)].add(delta[kind[where] == h])
+        with np.errstate(over="ignore"):
+            differences.append(delta.astype(np.float32))
+    return differences
 
 
 def _listed(flat: Flat, index: Ints, at: Ints, token: Ints) -> npt.NDArray[np.float32]:
@@ -98,10 +99,10 @@ def _compare_k(
 ) -> None:  # fmt: skip
     import numpy as np
 
-    place_a = ragged(a.top_start[in_a], n * k)
-    place_b = ragged(b.top_start[in_b], n * k)
-    ids_a, ids_b = a.top_ids[place_a].reshape(-1, k), b.top_ids[place_b].reshape(-1, k)
-    top_a, top_b = a.top_logprobs[place_a], b.top_logprobs[place_b]
+    start_a, start_b = a.top_start[in_a], b.top_start[in_b]
+    ids_a = take(a.top_ids, start_a, n * k).reshape(-1, k)
+    ids_b = take(b.top_ids, start_b, n * k).reshape(-1, k)
+    top_a, top_b = take(a.top_logprobs, start_a, n * k), take(b.top_logprobs, start_b, n * k)
     bits = (top_a.view(np.int32) != top_b.view(np.int32)).reshape(-1, k).any(axis=1)
     moved = (ids_a != ids_b).any(axis=1)
     starts = np.cumsum(n) - n

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raytest.compare.axis_result import AxisData
 from raytest.compare.observed import Observed
-from raytest.compare.verdicts import REASONS
+from raytest.compare.verdicts import REASONS, SEVERITY
 from raytest.schema import verdicts_schema
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _axis_table(entry: AxisData, observed: Observed, schema: pa.Schema) -> pa.Ta
         "request_index": pa.array(np.asarray(workload.request_index, dtype=np.int32)[request]),
         "request_id": pa.array(workload.request_id, pa.string()).take(pa.array(request)),
         "sample_index": pa.array((d.unit % workload.n_samples).astype(np.int32)),
-        "verdict": pa.array(judged.verdict.tolist(), pa.string()),
+        "verdict": pa.array([v.value for v in SEVERITY]).take(pa.array(judged.verdict)),
         "reason": pa.array(REASONS, pa.string()).take(pa.array(judged.reason)),
         "reference_member": names.take(pa.array(d.reference)),
         "member": names.take(pa.array(d.member)),

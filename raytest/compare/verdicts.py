@@ -54,12 +54,24 @@ REASONS = (
 )
 
 
+# Verdicts of a divergence, best to worst; what is not compared at all is no divergence.
+SEVERITY = (
+    Verdict.BITWISE,
+    Verdict.TOKENS,
+    Verdict.NEAR_TIE,
+    Verdict.SAMPLED_FLIP,
+    Verdict.DRIFT,
+    Verdict.CORRUPT,
+)
+VERDICT_OF_REASON = (0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4)
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Per divergence [d]: verdict, index into :data:`REASONS`, margin (NaN if unknown), the
-    near-tie bound it was held to, and whether the flip was a confident one."""
+    """Per divergence [d]: index into :data:`SEVERITY`, index into :data:`REASONS`, margin (NaN if
+    unknown), the near-tie bound it was held to, and whether the flip was a confident one."""
 
-    verdict: npt.NDArray[np.str_]
+    verdict: npt.NDArray[np.int64]
     reason: npt.NDArray[np.int64]
     margin: Doubles
     bound: Doubles
@@ -118,13 +130,7 @@ def judge_divergences(metrics: PairMetrics, setting: Setting) -> Judged:
         [10, 11, 9, 3, 5, 4, 1, 12, 2, 6, 7],
         default=8,
     )
-    verdict = np.array(
-        [
-            Verdict.BITWISE, Verdict.TOKENS, Verdict.NEAR_TIE, Verdict.SAMPLED_FLIP, Verdict.DRIFT,
-            Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT, Verdict.DRIFT,
-            Verdict.CORRUPT, Verdict.CORRUPT, Verdict.DRIFT,
-        ]
-    )[reason]  # fmt: skip
+    verdict = np.array(VERDICT_OF_REASON)[reason]
     confident = flip & ~setting.sampled & (margin > np.maximum(4 * bound, CONFIDENT_FLIP))
     return Judged(verdict, reason, margin, bound, confident)
 

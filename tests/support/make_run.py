@@ -84,7 +84,7 @@ def completion(
     request: Request, sample: int = 0, *, length: int = 12, k: int | None = 5, salt: int = 0
 ) -> Completion:
     """What a healthy engine says: the same for the same request, whoever asks."""
-    rng = np.random.default_rng([request.request_index, sample, salt])
+    rng = np.random.default_rng([*request.prompt_token_ids, sample, salt])
     tokens = rng.integers(3, VOCABULARY, size=length).astype(np.int32)
     if k is None:
         empty = np.empty(0, np.float32)
@@ -192,6 +192,7 @@ class RunMaker:
     length: int = 12
     changes: Sequence[Change] = ()
     prompts: Sequence[Sequence[int]] | None = None
+    seeds: Sequence[int] | None = None
     request_errors: Mapping[int, str] = field(default_factory=dict)
     skip: Sequence[tuple[str, int, int]] = ()
     edit: Callable[[tuple[str, int, int], pa.Table], pa.Table] | None = None
@@ -207,8 +208,9 @@ class RunMaker:
     def requests(self) -> list[Request]:
         sampling = self.spec.workload.sampling.resolve(self.spec.seed)
         prompts = self.prompts or [(i, i + 1, i + 2) for i in range(self.n_requests)]
+        seeds = self.seeds or [42 + i for i in range(len(prompts))]
         return [
-            Request(f"r{i}", i, tuple(p), prompt_digest(p), replace(sampling, seed=42 + i))
+            Request(f"r{i}", i, tuple(p), prompt_digest(p), replace(sampling, seed=seeds[i]))
             for i, p in enumerate(prompts)
         ]
 
