@@ -374,7 +374,8 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
     cast). Raises StoreError naming the file and what is wrong with it."""
     names = schema.names if columns is None else columns
     with open_table(path, schema, names) as file:
-        return file.read(columns=names, use_threads=False).select(names).replace_schema_metadata(None)
+        table = file.read(columns=names, use_threads=False)
+        return table.select(names).replace_schema_metadata(None)
 
 
 @contextmanager
