@@ -15,6 +15,7 @@ from raytest.errors import ExitCode, RaytestError, UsageError
 
 if TYPE_CHECKING:
     from raytest.spec import Spec
+    from raytest.store import RunFolder
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -226,6 +227,39 @@ def verdict(run_name: str, results: str, form: str, max_age: str | None) -> None
 
 
 @cli.command()
+@click.argument("run_name", metavar="RUN")
+@results_option
+@click.option("--html", metavar="F", help="One offline page with charts.")
+@click.option("--junit", metavar="F", help="A test case per axis and variant, and per slot.")
+@click.option("--markdown", metavar="F", help="For a pull request or a step summary.")
+@click.option("--prometheus", metavar="F", help="For the node exporter's textfile collector.")
+@click.option("--quarantine", metavar="F", help="Suspects, a GPU UUID or hostname a line.")
+def report(run_name: str, results: str, **files: str | None) -> None:
+    """Write reports of a finished or partial run; without a file named, print the verdict.
+
+    The exit code is 0 where the reports were written, whatever the verdict: 'raytest verdict' has
+    that one.
+
+    Example: raytest report latest --html report.html --junit junit.xml
+    """
+    from pathlib import Path
+
+    from raytest.console import terminal_width
+    from raytest.report.material import gather
+    from raytest.report.terminal import screen_lines
+    from raytest.report.write import write_reports
+    from raytest.store import RunFolder, find_run
+
+    material = gather(RunFolder.open(find_run(results, run_name)))
+    targets = {form: Path(name) for form, name in files.items() if name}
+    write_reports(material, targets)
+    for path in targets.values():
+        click.echo(f"{path} written", err=True)
+    if not targets:
+        _lines(screen_lines(material, terminal_width()))
+
+
+@cli.command()
 @click.argument("path", metavar="PATH")
 @click.option(
     "--size", type=click.Choice(["tiny", "small", "1b"]), default="tiny", show_default=True
@@ -278,13 +312,34 @@ def _run(
             base_dir=base_dir,
             progress=progress,
         )
-    _verdict(judge(outcome.folder, outcome.evaluation), output, str(outcome.folder.path))
+    document = judge(outcome.folder, outcome.evaluation)
+    _write_reports(outcome.folder)
+    _verdict(document, output, outcome.folder)
 
 
-def _verdict(document: dict[str, Any], output: str, where: str = "") -> None:
-    from raytest.report.terminal import verdict_lines
+def _write_reports(folder: RunFolder) -> None:
+    """The run's own reports; what fails is told and changes nothing."""
+    from raytest.report.write import write_in_folder
 
-    _show(output, lambda: document, lambda: verdict_lines(document, where))
+    _, problems = write_in_folder(folder)
+    for problem in problems:
+        click.echo(f"raytest: {problem}", err=True)
+
+
+def _verdict(document: dict[str, Any], output: str, folder: RunFolder | None = None) -> None:
+    from raytest.console import terminal_width
+    from raytest.report.material import gather
+    from raytest.report.terminal import screen_lines, verdict_lines
+
+    def lines() -> list[str]:
+        width = terminal_width()
+        return (
+            verdict_lines(document, width)
+            if folder is None
+            else screen_lines(gather(folder), width)
+        )
+
+    _show(output, lambda: document, lines)
     raise SystemExit(document["exit_code"])
 
 
@@ -295,7 +350,17 @@ def _show(output: str, document: Callable[[], Any], lines: Callable[[], list[str
     if output == "json":
         click.echo(json.dumps(document(), indent=1, sort_keys=True))
     else:
-        for line in lines():
+        _lines(lines())
+
+
+def _lines(lines: list[str]) -> None:
+    """Lines on stdout; coloured only for a person at a terminal."""
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from raytest.console import print_coloured
+
+        print_coloured(lines)
+    else:
+        for line in lines:
             click.echo(line)
 
 

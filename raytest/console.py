@@ -6,8 +6,10 @@ what goes to a pipe or a file never passes through it.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from raytest.schema import CellState
@@ -169,3 +171,29 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+COLOURS = (
+    (r"\b(PASS|holds)\b", "green"),
+    (r"\b(MISMATCH|fails|failed)\b|^(suspect) ", "bold red"),
+    (r"\b(INCONCLUSIVE|NOT COMPARABLE|undecided)\b", "yellow"),
+    (r"^(next|worst|because|run folder):? ", "dim"),
+)
+
+
+def terminal_width() -> int | None:
+    """Columns of stdout where it is a terminal, else None: lines in a pipe stay whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_coloured(lines: Sequence[str]) -> None:
+    """Lines for a person's terminal, the words that matter in colour; nothing is cut or wrapped."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    for line in lines:
+        text = Text(line)
+        for pattern, style in COLOURS:
+            text.highlight_regex(pattern, style)
+        console.print(text, soft_wrap=True)

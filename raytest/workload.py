@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -378,6 +378,11 @@ class _Tokenizer:
             if isinstance(found, str):
                 return found
         raise UsageError(f"{self._path}: has no chat template, which messages need")
+
+
+def token_decoder(tokenizer_path: str) -> Callable[[Sequence[int]], str]:
+    """:func:`decode_tokens` for many calls: the tokenizer is read once. Raises UsageError."""
+    return _Tokenizer(tokenizer_path).decode
 
 
 def decode_tokens(tokenizer_path: str, token_ids: Sequence[int]) -> str:
