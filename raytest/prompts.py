@@ -80,13 +80,24 @@ QUESTIONS = (
     "How long does penicillin keep?",
     "Which of these is not a medicine?",
 )
+REVIEW = (
+    "Review the following change as a maintainer would, in one line each for what is wrong, why, "
+    "and what would be right.\n\n"
+)
+CHANGES = (
+    "-    return a + b\n+    return a - b\n",
+    "-for i in range(n):\n+for i in range(n + 1):\n",
+    "-timeout = 30\n+timeout = 0.03\n",
+    "-if user is None:\n+if not user:\n",
+)
 PARAGRAPH = (
-    "The survey counted {n} lamps, {m} benches and {k} doors on street {i}. Each was drawn on the "
-    "map with its number, its height in centimetres and the name of whoever was responsible for it. "
+    "The survey counted {n} lamps, {m} benches and {k} doors on street {i}. Each was drawn on "
+    "the map with its number, its height in centimetres and the name of whoever looked after it. "
 )
 # Around the usual block size of 16 tokens, and around twice that.
 BOUNDARY_LENGTHS = (15, 16, 17, 31, 32, 33, 255, 256, 257)
-LONG_PARAGRAPHS = (3, 8, 16, 24)
+# About 130 tokens each with the synthetic tokenizer, so up to 1,500.
+LONG_PARAGRAPHS = (2, 3, 4, 6, 7, 8, 10, 12)
 
 
 def built_in(name: str) -> Sequence[tuple[str, str, int | None]] | None:
@@ -103,10 +114,15 @@ def built_in(name: str) -> Sequence[tuple[str, str, int | None]] | None:
             *_plain("marks", MARKS),
             *_plain("single", SINGLE),
         ],
-        "long": [("long", _long(n), None) for n in LONG_PARAGRAPHS],
-        "prefix": [("prefix", PREFIX + q, None) for q in QUESTIONS],
+        # each of its own streets: no two share a prefix, so a cache helps none of them
+        "long": [("long", _long(n, 100 * n), None) for n in LONG_PARAGRAPHS],
+        "prefix": [
+            *_plain("prefix", [PREFIX + question for question in QUESTIONS]),
+            *_plain("prefix", [REVIEW + change for change in CHANGES]),
+            *_plain("prefix", [_long(4, 1) + question for question in QUESTIONS[:4]]),
+        ],
     }
-    boundary = [("boundary", _long(12), n) for n in BOUNDARY_LENGTHS]
+    boundary = [("boundary", _long(4, 2000 + n), n) for n in BOUNDARY_LENGTHS]
     families["mixed"] = [*families["short"], *families["prefix"], *families["long"], *boundary]
     return families.get(name)
 
@@ -120,8 +136,8 @@ def _plain(kind: str, texts: Sequence[str]) -> list[tuple[str, str, int | None]]
     return [(kind, text, None) for text in texts]
 
 
-def _long(paragraphs: int) -> str:
+def _long(paragraphs: int, first: int) -> str:
     return "".join(
         PARAGRAPH.format(n=17 * i % 101, m=31 * i % 89, k=53 * i % 97, i=i)
-        for i in range(1, paragraphs + 1)
+        for i in range(first, first + paragraphs)
     )

@@ -3,43 +3,44 @@ position."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytest import prompts as built_in_prompts
-from raytest.digest import prompt_digest
+from raytest.arrangement import arrange
+from raytest.chat_template import ChatTemplateError
+from raytest.digest import digest_bytes, prompt_digest
 from raytest.engines.base import Request, Sampling
 from raytest.errors import UsageError
-from raytest.schema import Arrangement, requests_schema
+from raytest.prompt_file import Source, read_prompts
+from raytest.request_seeds import assign_seeds, derive_seed
+from raytest.schema import requests_schema
+from raytest.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Seeds stay below 2**31, with room for the samples of one request (seed, seed + 1, …).
-SEED_RANGE = 2**31 - 64
+__all__ = [
+    "WorkItem",
+    "Workload",
+    "arrange",
+    "decode_tokens",
+    "derive_seed",
+    "load_workload",
+    "token_decoder",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A prompt as it was given: one of ``text``, ``token_ids`` and ``messages``."""
-
-    request_id: str
-    kind: str
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    messages: tuple[Mapping[str, Any], ...] | None = None
-    reference: str | None = None
-    cut: int | None = None
+# vLLM keeps this many candidates at most unless an engine is started for more.
+LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request of the workload; ``error`` says why its prompt cannot run (it costs no other)."""
+    """One request of the workload; ``error`` says why its prompt cannot run (it costs no other).
+
+    ``prompt`` is the text that the token ids stand for; None where only ids were given.
+    """
 
     source: Source
     request: Request
@@ -61,23 +62,7 @@ class Workload:
         """requests.parquet: every item, the unusable ones too."""
         import pyarrow as pa
 
-        schema = requests_schema()
-        rows = [
-            {
-                "request_index": i.request.request_index,
-                "request_id": i.request.request_id,
-                "prompt_digest": i.request.prompt_digest,
-                "prompt": i.prompt,
-                "prompt_token_ids": list(i.request.prompt_token_ids),
-                "kind": i.source.kind,
-                "reference": i.source.reference,
-                "seed": i.request.sampling.seed,
-                "sampling": json.dumps(asdict(i.request.sampling), sort_keys=True),
-                "error": i.error,
-            }
-            for i in self.items
-        ]
-        return pa.Table.from_pylist(rows, schema=schema)
+        return pa.Table.from_pylist([_row(i) for i in self.items], schema=requests_schema())
 
 
 def load_workload(
@@ -91,32 +76,76 @@ def load_workload(
     vocabulary_size: int | None,
     base_dir: str,
 ) -> Workload:
-    """Read, tokenise and check every prompt. Raises UsageError for a source that cannot be read,
-    with file and line; a prompt that cannot run is an item with ``error``."""
-    sources = list(_read(prompts, base_dir))
-    if not sources:
-        raise UsageError(f"workload.prompts: {prompts}: has no prompts")
-    _refuse_duplicates(prompts, sources)
-    chosen = _spread(sources, limit)
-    tokenizer = _Tokenizer(tokenizer_path)
-    seeds = _seeds(chosen, sampling, seed_per_request)
+    """Read, tokenise and check every prompt.
+
+    ``sampling.seed`` is the base of the requests' own seeds, or with ``seed_per_request`` "same"
+    the seed of them all. Raises UsageError for a source that cannot be read, with file and line; a
+    prompt that cannot run is an item with ``error``.
+    """
+    sources = read_prompts(prompts, base_dir)
+    samplings = {s.request_id: _sampling(s, sampling) for s in sources}
+    fixed = {s.request_id: samplings[s.request_id].seed for s in sources if "seed" in s.sampling}
+    if seed_per_request == "same":
+        seeds = {request_id: own.seed for request_id, own in samplings.items()}
+    else:
+        # of all sources, so that a limit changes no request's seed
+        seeds = assign_seeds(samplings, fixed)
+    tokenizer = Tokenizer(tokenizer_path)
     items = []
-    for index, source in enumerate(chosen):
-        ids = tokenizer.encode(source)
-        if prompts.startswith("builtin:") and max_model_len is not None:
-            # a shipped prompt is cut to what the model can hold; a user's own is never touched
-            ids = ids[: max(1, max_model_len - sampling.max_tokens)]
-        request = Request(
-            request_id=source.request_id,
-            request_index=index,
-            prompt_token_ids=tuple(i for i in ids if 0 <= i < 2**31),
-            prompt_digest=b"",
-            sampling=replace(sampling, seed=seeds[source.request_id]),
-        )
-        request = replace(request, prompt_digest=prompt_digest(request.prompt_token_ids))
-        error = _unusable(ids, sampling.max_tokens, max_model_len, vocabulary_size)
-        items.append(WorkItem(source, request, source.text, error))
+    for index, source in enumerate(_spread(sources, limit)):
+        own = replace(samplings[source.request_id], seed=seeds[source.request_id])
+        items.append(_item(index, source, own, tokenizer, max_model_len, vocabulary_size))
     return Workload(tuple(items))
+
+
+def token_decoder(tokenizer_path: str) -> Callable[[Sequence[int]], str]:
+    """:func:`decode_tokens` for many calls: the tokenizer is read once. Raises UsageError."""
+    return Tokenizer(tokenizer_path).decode
+
+
+def decode_tokens(tokenizer_path: str, token_ids: Sequence[int]) -> str:
+    """Text of token ids, for reports. Raises UsageError where the tokenizer cannot be read."""
+    return Tokenizer(tokenizer_path).decode(token_ids)
+
+
+def _item(
+    index: int,
+    source: Source,
+    sampling: Sampling,
+    tokenizer: Tokenizer,
+    max_model_len: int | None,
+    vocabulary_size: int | None,
+) -> WorkItem:
+    room = None if max_model_len is None else max(1, max_model_len - sampling.max_tokens)
+    try:
+        prompt, ids = _encode(source, tokenizer, room)
+        error = _unusable(ids, sampling.max_tokens, max_model_len, vocabulary_size)
+    except ChatTemplateError as refusal:
+        prompt, ids, error = None, [], str(refusal)
+    if all(0 <= i < 2**31 for i in ids):
+        digest = prompt_digest(ids)
+    else:
+        # no token ids, so nothing that a prompt's digest could be equal to
+        digest = digest_bytes("no-prompt", json.dumps(ids).encode())
+        ids = []
+    request = Request(source.request_id, index, tuple(ids), digest, sampling)
+    return WorkItem(source, request, prompt, error)
+
+
+def _encode(source: Source, tokenizer: Tokenizer, room: int | None) -> tuple[str | None, list[int]]:
+    """A source's text and token ids. A shipped prompt is cut to ``room`` tokens, and to the length
+    it asks for; a user's own is never touched."""
+    if source.token_ids is not None:
+        return None, list(source.token_ids)
+    if source.messages is not None:
+        return tokenizer.encode_messages(source.messages)
+    text = source.text or ""
+    ids = tokenizer.encode(text)
+    lengths = [n for n in (source.cut, room if source.built_in else None) if n is not None]
+    if not lengths or len(ids) <= min(lengths):
+        return text, ids
+    ids = ids[: min(lengths)]
+    return tokenizer.decode(ids), ids
 
 
 def _unusable(
@@ -137,29 +166,39 @@ def _unusable(
     return None
 
 
-def derive_seed(base: int, request_id: str, attempt: int = 0) -> int:
-    """A request's seed from the spec's seed and its id, never from its position in a batch."""
-    text = f"raytest-seed/{base}/{attempt}/{request_id}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % SEED_RANGE
+def _sampling(source: Source, base: Sampling) -> Sampling:
+    """The workload's sampling with what the source's line changes. Raises UsageError."""
+    if not source.sampling:
+        return base
+    from pydantic import ValidationError
+
+    from raytest.spec import SamplingSpec
+
+    where = f"{source.where}: sampling"
+    try:
+        merged = SamplingSpec.model_validate({**asdict(base), **source.sampling})
+    except ValidationError as error:
+        raise UsageError(_complaint(where, dict(error.errors()[0]))) from None
+    most = max(LOGPROBS, base.logprobs or 0)
+    if (merged.logprobs or 0) > most:
+        raise UsageError(
+            f"{where}.logprobs: at most {most} beside the workload's own {base.logprobs}, "
+            f"found {merged.logprobs}"
+        )
+    return merged.resolve(base.seed)
 
 
-def _seeds(sources: Sequence[Source], sampling: Sampling, mode: str) -> dict[str, int]:
-    """Seeds by request id; no two requests' ranges [seed, seed + n) overlap."""
-    if mode == "same":
-        return {s.request_id: sampling.seed for s in sources}
-    taken: set[int] = set()
-    seeds: dict[str, int] = {}
-    for source in sorted(sources, key=lambda s: s.request_id):
-        attempt = 0
-        while True:
-            seed = derive_seed(sampling.seed, source.request_id, attempt)
-            wanted = set(range(seed, seed + sampling.n))
-            if not wanted & taken:
-                break
-            attempt += 1
-        taken |= wanted
-        seeds[source.request_id] = seed
-    return seeds
+def _complaint(where: str, error: Mapping[str, Any]) -> str:
+    """One line for pydantic's finding about a line's own sampling."""
+    from raytest.spec import SamplingSpec, closest
+
+    key = ".".join([where, *(str(part) for part in error["loc"])])
+    if error["type"] == "extra_forbidden":
+        return f"{key}: unknown key{closest(str(error['loc'][-1]), [*SamplingSpec.model_fields])}"
+    if error["type"] == "value_error":
+        return f"{key}: {error['msg'].removeprefix('Value error, ')}"
+    message = error["msg"].replace("Input should", "should", 1)
+    return f"{key}: {message}, found {error['input']!r:.60}"
 
 
 def _spread(sources: list[Source], limit: int | None) -> list[Source]:
@@ -169,239 +208,21 @@ def _spread(sources: list[Source], limit: int | None) -> list[Source]:
     by_kind: dict[str, list[int]] = {}
     for i, source in enumerate(sources):
         by_kind.setdefault(source.kind, []).append(i)
-    queues = list(by_kind.values())
-    chosen: list[int] = []
-    while len(chosen) < limit:
-        for queue in queues:
-            if queue and len(chosen) < limit:
-                chosen.append(queue.pop(0))
-    return [sources[i] for i in sorted(chosen)]
+    turns = sorted((turn, i) for queue in by_kind.values() for turn, i in enumerate(queue))
+    return [sources[i] for i in sorted(i for _, i in turns[:limit])]
 
 
-def _refuse_duplicates(prompts: str, sources: Sequence[Source]) -> None:
-    seen: set[str] = set()
-    for source in sources:
-        if source.request_id in seen:
-            raise UsageError(f"workload.prompts: {prompts}: id {source.request_id!r} appears twice")
-        seen.add(source.request_id)
-
-
-def _read(prompts: str, base_dir: str) -> Iterator[Source]:
-    if prompts.startswith("builtin:"):
-        name = prompts.removeprefix("builtin:")
-        found = built_in_prompts.built_in(name)
-        if found is None:
-            known = ", ".join(f"builtin:{n}" for n in built_in_prompts.names())
-            raise UsageError(f"workload.prompts: no {prompts}; there are {known}")
-        for i, (kind, text, cut) in enumerate(found):
-            yield Source(f"builtin/{i:03d}-{kind}", kind, text=text, cut=cut)
-        return
-    path = Path(base_dir) / Path(prompts).expanduser()
-    readers = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(
-            f"workload.prompts: {prompts}: expected builtin:mixed, or a .txt, .jsonl or "
-            ".parquet file"
-        )
-    yield from reader(path)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"workload.prompts: {path}: cannot be read: {error.strerror}") from None
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        try:
-            text = line.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise UsageError(f"workload.prompts: {path}:{number}: not UTF-8 text") from None
-        if text:
-            yield number, text
-
-
-def _read_text(path: Path) -> Iterator[Source]:
-    for number, line in _lines(path):
-        yield Source(f"{path.stem}:{number}", "file", text=line)
-
-
-def _read_jsonl(path: Path) -> Iterator[Source]:
-    for number, line in _lines(path):
-        where = f"workload.prompts: {path}:{number}"
-        try:
-            row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(f"{where}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise UsageError(
-                f"{where}: expected an object with prompt, prompt_token_ids or messages"
-            )
-        yield _source(row, f"{path.stem}:{number}", where)
-
-
-def _read_parquet(path: Path) -> Iterator[Source]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"workload.prompts: {path}: cannot be read: {reason}") from None
-    keys = ("prompt", "prompt_token_ids", "messages")
-    if not any(k in table.column_names for k in keys):
-        raise UsageError(f"workload.prompts: {path}: has none of the columns {', '.join(keys)}")
-    for number, row in enumerate(table.to_pylist(), start=1):
-        given = {k: v for k, v in row.items() if v is not None}
-        yield _source(given, f"{path.stem}:{number}", f"workload.prompts: {path}: row {number}")
-
-
-def _source(row: Mapping[str, Any], default_id: str, where: str) -> Source:
-    given = [k for k in ("prompt", "prompt_token_ids", "messages") if k in row]
-    if len(given) != 1:
-        raise UsageError(
-            f"{where}: expected exactly one of prompt, prompt_token_ids and messages, "
-            f"found {', '.join(given) or 'none'}"
-        )
-    request_id = row.get("id", default_id)
-    if not isinstance(request_id, str | int) or isinstance(request_id, bool):
-        raise UsageError(f"{where}: id: expected text or a number")
-    reference = row.get("reference")
-    if reference is not None and not isinstance(reference, str):
-        raise UsageError(f"{where}: reference: expected text")
-    made = Source(str(request_id), str(row.get("kind", "file")), reference=reference)
-    value = row[given[0]]
-    if given[0] == "prompt":
-        return replace(made, text=_text(value, where))
-    if given[0] == "messages":
-        return replace(made, messages=_messages(value, where))
-    if not isinstance(value, list) or any(type(i) is not int for i in value):
-        raise UsageError(f"{where}: prompt_token_ids: expected a list of whole numbers")
-    return replace(made, token_ids=tuple(value))
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: prompt: expected text, found {type(value).__name__}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"{where}: prompt: has half a character (a lone surrogate)") from None
-    return value
-
-
-def _messages(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    ok = isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in value
-    )
-    if not ok or not value:
-        raise UsageError(f"{where}: messages: expected a list of objects with role and content")
-    for message in value:
-        _text(message["content"], where)
-    return tuple(value)
-
-
-class _Tokenizer:
-    """A model's tokenizer: the fast one from tokenizer.json, else whatever transformers makes of
-    it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._fast: Any = None
-        self._slow: Any = None
-        file = self._path / "tokenizer.json"
-        try:
-            if file.is_file():
-                from tokenizers import Tokenizer
-
-                self._fast = Tokenizer.from_file(str(file))
-            else:
-                from transformers import AutoTokenizer
-
-                self._slow = AutoTokenizer.from_pretrained(path)
-        except ImportError as error:
-            raise UsageError(f"{error.name} is needed to tokenise; install raytest[cpu]") from None
-        # the tokenizers library raises a bare Exception for a file that it cannot parse
-        except Exception as error:  # noqa: BLE001
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UsageError(f"{path}: its tokenizer cannot be read: {reason}") from None
-
-    def encode(self, source: Source) -> list[int]:
-        """Token ids of a source, as vLLM would make them of the same text."""
-        if source.token_ids is not None:
-            return list(source.token_ids)
-        if source.messages is not None:
-            return self._ids(self._render(source.messages), special=False)
-        ids = self._ids(source.text or "", special=True)
-        return ids if source.cut is None else ids[: source.cut]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens shown."""
-        if self._fast is not None:
-            return str(self._fast.decode(list(ids), skip_special_tokens=False))
-        return str(self._slow.decode(list(ids)))
-
-    def _ids(self, text: str, *, special: bool) -> list[int]:
-        if self._fast is not None:
-            return list(self._fast.encode(text, add_special_tokens=special).ids)
-        return list(self._slow.encode(text, add_special_tokens=special))
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The model's chat template, in the sandbox that transformers uses."""
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        template = self._chat_template()
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        try:
-            return environment.from_string(template).render(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=True,
-                bos_token="",
-                eos_token="",
-            )
-        except TemplateError as error:
-            raise UsageError(f"{self._path}: chat template: {error}") from None
-
-    def _chat_template(self) -> str:
-        for name, key in (
-            ("chat_template.jinja", None),
-            ("tokenizer_config.json", "chat_template"),
-        ):
-            try:
-                text = (self._path / name).read_text(encoding="utf-8")
-                found = text if key is None else json.loads(text).get(key)
-            except (OSError, ValueError):
-                continue
-            if isinstance(found, str):
-                return found
-        raise UsageError(f"{self._path}: has no chat template, which messages need")
-
-
-def token_decoder(tokenizer_path: str) -> Callable[[Sequence[int]], str]:
-    """:func:`decode_tokens` for many calls: the tokenizer is read once. Raises UsageError."""
-    return _Tokenizer(tokenizer_path).decode
-
-
-def decode_tokens(tokenizer_path: str, token_ids: Sequence[int]) -> str:
-    """Text of token ids, for reports. Raises UsageError where the tokenizer cannot be read."""
-    return _Tokenizer(tokenizer_path).decode(token_ids)
-
-
-def arrange(
-    requests: Sequence[Request], arrangement: Arrangement, seed: int
-) -> list[list[Request]]:
-    """The batches, run one after the other, that hand ``requests`` to an engine."""
-    ordered = list(requests)
-    if arrangement is Arrangement.SOLO:
-        return [[r] for r in ordered]
-    if arrangement is Arrangement.REVERSED:
-        return [ordered[::-1]]
-    if arrangement is Arrangement.SHUFFLED:
-        random.Random(f"raytest-shuffle/{seed}").shuffle(ordered)
-    if arrangement is Arrangement.PREFIX:
-        # neighbours in token order share the longest prefixes
-        ordered.sort(key=lambda r: r.prompt_token_ids)
-    return [ordered]
+def _row(item: WorkItem) -> Mapping[str, Any]:
+    request = item.request
+    return {
+        "request_index": request.request_index,
+        "request_id": request.request_id,
+        "prompt_digest": request.prompt_digest,
+        "prompt": item.prompt,
+        "prompt_token_ids": list(request.prompt_token_ids),
+        "kind": item.source.kind,
+        "reference": item.source.reference,
+        "seed": request.sampling.seed,
+        "sampling": json.dumps(asdict(request.sampling), sort_keys=True),
+        "error": item.error,
+    }
