@@ -91,7 +91,7 @@ CHANGES = (
     "-if user is None:\n+if not user:\n",
 )
 PARAGRAPH = (
-    "The survey counted {n} lamps, {m} benches and {k} doors on street {i}. Each was drawn on "
+    "{i} streets in, the survey counted {n} lamps, {m} benches and {k} doors. Each was drawn on "
     "the map with its number, its height in centimetres and the name of whoever looked after it. "
 )
 # Around the usual block size of 16 tokens, and around twice that.
