@@ -71,8 +71,9 @@ def unsupported(level: int, platform: str) -> str | None:
 def seed_everything(seed: int, *, level: int, warn_only: bool = False) -> None:
     """Seed every generator of this process; at level 0 do nothing.
 
-    numpy and torch are seeded only where they are imported already or level asks for their flags: a
-    process without torch needs none of it.
+    numpy and torch are imported for it where they are installed: what imports them later finds
+    them seeded. From level 2 on cuDNN is fixed, at level 5 torch refuses operations that are not
+    deterministic, or warns of them with ``warn_only``.
     """
     if level == 0:
         return
@@ -143,11 +144,19 @@ def compare_audits(audits: Mapping[str, Mapping[str, str]]) -> list[str]:
     return found
 
 
-_NONDETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+# Some names go on in words: ``scatter with src tensor and reduce=None``.
+_NONDETERMINISTIC = re.compile(
+    r"([\w.:]+(?: with [^\n]{1,60}?)?) does not have a deterministic implementation"
+)
+# cuBLAS is judged by its workspace alone (torch, aten/src/ATen/Context.cpp).
+_CUBLAS = re.compile(r"not deterministic because it uses CuBLAS")
 
 
 def nondeterministic_operation(error_text: str) -> tuple[str, str] | None:
     """The operation that torch refused at level 5 and what would do, or None for another error."""
+    if _CUBLAS.search(error_text):
+        workspace = level_env(5)["CUBLAS_WORKSPACE_CONFIG"]
+        return "cuBLAS", f"set CUBLAS_WORKSPACE_CONFIG={workspace} in the variant's env"
     match = _NONDETERMINISTIC.search(error_text)
     if match is None:
         return None
