@@ -276,6 +276,30 @@ def synth(path: str, size: str, seed: int) -> None:
     click.echo(str(info))
 
 
+@cli.command()
+@click.argument("run_name", metavar="RUN")
+@results_option
+@format_option
+def explain(run_name: str, results: str, output: str) -> None:
+    """Which recorded factors (node, GPU, driver, variable, TP size, ...) explain RUN's classes.
+
+    Reads the run folder and nothing else. The exit code is 0 where it could, whatever it found.
+
+    Example: raytest explain latest
+    """
+    from raytest.explain.run import explain_run
+    from raytest.report.explanation import explanation_document, explanation_lines
+    from raytest.store import RunFolder, find_run
+
+    folder = RunFolder.open(find_run(results, run_name))
+    found = explain_run(folder)
+    _show(
+        output,
+        lambda: explanation_document(folder.run_id, found),
+        lambda: explanation_lines(folder.run_id, found),
+    )
+
+
 def _load(spec_file: str, overrides: tuple[str, ...]) -> tuple[Spec, str]:
     """A spec from a file, or from a preset where no such file exists."""
     from raytest.presets import is_preset, preset_text
