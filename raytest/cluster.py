@@ -251,15 +251,18 @@ class Reservation:
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        free = int(ray.state.available_resources_per_node().get(node_id, {}).get("GPU", 0))
         selector = [{"ray.io/node-id": node_id}]
         groups = [
             placement_group([{"GPU": 1}], strategy="STRICT_PACK", bundle_label_selector=selector)
-            for _ in range(free)
+            for _ in range(_gpu_count(node_id))
         ]
+        wanted = {d.uuid for d in members}
         got: dict[str, Any] = {}
         try:
-            probes = [(g, _probe(g)) for g in groups]
+            refs = [group.ready() for group in groups]
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=self._patience(timeout_s))
+            free = [g for g, ref in zip(groups, refs, strict=True) if ref in ready]
+            probes = [(g, _probe(g)) for g in free]
             for group, ref in probes:
                 got[_uuid_of(ray.get(ref, timeout=timeout_s), members)] = group
         except ray.exceptions.GetTimeoutError:
@@ -267,17 +270,22 @@ class Reservation:
                 f"node {members[0].node}: its GPUs could not be reserved in {timeout_s:.0f} s"
             ) from None
         finally:
-            wanted = {d.uuid for d in members}
+            kept = [got.get(uuid) for uuid in wanted]
             for group in groups:
-                if group not in [got.get(u) for u in wanted]:
+                if group not in kept:
                     remove_placement_group(group)
-        busy = [d for d in members if d.uuid not in got]
         self._groups.update({u: g for u, g in got.items() if u in wanted})
+        busy = [d for d in members if d.uuid not in got]
         if busy:
             raise UnavailableError(
                 f"node {busy[0].node}: GPU {', '.join(str(d.index) for d in busy)} "
                 "is held by another Ray job"
             )
+
+    @staticmethod
+    def _patience(timeout_s: float) -> float:
+        """A group that is not there in ten seconds waits for a GPU that somebody else holds."""
+        return min(10.0, timeout_s)
 
     def release(self) -> None:
         """Give everything back; a placement group outlives the actors in it otherwise."""
@@ -295,6 +303,12 @@ class Reservation:
             group = self._groups.pop(device.uuid, None)
             if group is not None:
                 remove_placement_group(group)
+
+
+def _gpu_count(node_id: str) -> int:
+    import ray
+
+    return next(int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["NodeID"] == node_id)
 
 
 def _probe(group: Any) -> Any:

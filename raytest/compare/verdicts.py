@@ -102,6 +102,9 @@ def judge_divergences(metrics: PairMetrics, setting: Setting) -> Judged:
     near-tie (section 1.4 of the design): the flip's larger margin is at most clip(2 e, floor, cap),
     where e is the largest residual of the same pair's logits on its common prefix: if two logit
     vectors differ by at most e, their argmax can differ only at a margin of at most 2e.
+
+    One side that repeats one token for ever is corrupt only where the flip that led there was no
+    near tie: after a tie both texts are legitimate, and a random model's greedy text often loops.
     """
     import numpy as np
 
@@ -112,18 +115,19 @@ def judge_divergences(metrics: PairMetrics, setting: Setting) -> Judged:
         k3 = metrics.sum_k3 / metrics.sampled_positions
         wandered = (mean > _by_dtype(MEAN_BUDGET, setting.dtype)) | (k3 > K3_BUDGET)
     flip = ~setting.tokens_equal & (metrics.first >= 0)
+    near_tie = flip & metrics.mutual & (margin <= bound)
     ended = flip & ((metrics.token_a < 0) | (metrics.token_b < 0))
     reason = np.select(
         [
             setting.bad_values,
-            setting.one_degenerate,
+            setting.one_degenerate & ~near_tie,
             ~setting.tokens_equal & ~flip,
             flip & setting.sampled,
             wandered & flip,
             wandered,
             setting.tokens_equal,
             ended,
-            flip & metrics.mutual & (margin <= bound),
+            near_tie,
             flip & metrics.mutual,
             flip & metrics.candidates,
         ],

@@ -424,6 +424,20 @@ def test_degenerate_repetition_is_told_even_where_all_agree(tmp_path: Path) -> N
     assert (found.verdict, codes(found)) == (RunVerdict.PASS, ["degenerate-repetition"])
 
 
+def test_a_loop_after_a_near_tie_is_a_near_tie_and_no_corruption(tmp_path: Path) -> None:
+    """Seen on an H200: eager against CUDA graphs of a random model flips at a tie, then loops."""
+
+    def loops(c: Completion) -> Completion:
+        flipped = swap_token()(c)
+        tokens = flipped.token_ids.copy()
+        tokens[4:] = 7
+        return replace(flipped, token_ids=tokens)
+
+    maker = fleet(1, 3, length=40, changes=[plant(loops, slot="node-0:1")])
+    verdicts = axis(evaluate(maker.write(tmp_path)), Axis.GPU).numbers.verdicts
+    assert set(verdicts) == {"near-tie"}
+
+
 def test_must_differ_fails_where_nothing_does(tmp_path: Path) -> None:
     text = '[gates]\nvariant = "must-differ"\n' + TWO
     assert evaluate(fleet(text=text).write(tmp_path, "a")).verdict is RunVerdict.MISMATCH
