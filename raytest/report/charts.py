@@ -32,7 +32,8 @@ WIDTH = 7.2
 
 
 def heat_map(agreement: Agreement, shares: npt.NDArray[np.float64], name: str, what: str) -> str:
-    """Share of equal results of each two cells, ordered by class; classes where cells are many."""
+    """Share of equal results of each two cells, ordered by class; where cells are many, of each two
+    classes, drawn as wide as the root of their size."""
     import numpy as np
 
     counts = [len(c.cells) for c in agreement.classes]
@@ -45,23 +46,32 @@ def heat_map(agreement: Agreement, shares: npt.NDArray[np.float64], name: str, w
         else [f"{c.name} ×{len(c.cells)}" for c in agreement.classes]
     )
     n = len(labels)
+    edges = np.concatenate([[0.0], np.cumsum(np.ones(n) if single else np.sqrt(counts))])
     side = min(4.0, 1.4 + 0.32 * n)
     figure, axes = _figure(side + 1.0, side)
-    colours = "cividis"
-    mesh: Any
-    if n <= MOST_NAMES:
-        mesh = axes.pcolormesh(
-            matrix, cmap=colours, vmin=0, vmax=1, edgecolors=FAINT, linewidth=0.3
-        )
-        _label_cells(axes, matrix)
-        centres = np.arange(n) + 0.5
+    few = n <= MOST_NAMES
+    mesh = axes.pcolormesh(
+        edges,
+        edges,
+        matrix,
+        cmap="cividis",
+        vmin=0,
+        vmax=1,
+        edgecolors=FAINT if few else "none",
+        linewidth=0.3,
+        rasterized=not few,
+    )
+    centres = (edges[:-1] + edges[1:]) / 2
+    if few:
+        _label_cells(axes, matrix, centres)
         size = 8 if n <= 16 else 6
         numbered = [f"{_cut(x)}  {i + 1}" for i, x in enumerate(labels)]
         axes.set_yticks(centres, numbered, fontsize=size)
         axes.set_xticks(centres, [str(i + 1) for i in range(n)], fontsize=size)
     else:
-        mesh = axes.imshow(matrix, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-        axes.set_xlabel(f"{n} classes, the largest of each variant first")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_xlabel(f"{n} classes of {sum(counts)} cells, the largest of each variant first")
     axes.set_aspect("equal")
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
@@ -71,7 +81,9 @@ def heat_map(agreement: Agreement, shares: npt.NDArray[np.float64], name: str, w
     return _svg(figure, name, what)
 
 
-def _label_cells(axes: Axes, matrix: npt.NDArray[np.float64]) -> None:
+def _label_cells(
+    axes: Axes, matrix: npt.NDArray[np.float64], centres: npt.NDArray[np.float64]
+) -> None:
     if len(matrix) > 10:
         return
     for y, row in enumerate(matrix):
@@ -79,7 +91,9 @@ def _label_cells(axes: Axes, matrix: npt.NDArray[np.float64]) -> None:
             if value == value:
                 colour = "#000000" if value > 0.5 else "#ffffff"
                 text = f"{100 * value:.0f}" if value in (0, 1) else f"{100 * value:.3g}"
-                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=colour, size=7)
+                axes.text(
+                    centres[x], centres[y], text, ha="center", va="center", color=colour, size=7
+                )
 
 
 def survival(axes_of: Sequence[Mapping[str, Any]]) -> str:

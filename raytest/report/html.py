@@ -17,6 +17,7 @@ from raytest.report.page import render
 from raytest.report.quarantine import isolated
 from raytest.report.spec_toml import spec_toml
 from raytest.report.streams import divergent_rows, streams
+from raytest.report.terminal import next_steps
 from raytest.report.timeline import spans
 
 MOST_STREAMS = 200
@@ -53,6 +54,8 @@ def html_text(material: Material) -> str:
         duration=duration_words(duration_s(document["run"])),
         axes=[_axis(a) for a in document["axes"]],
         suspects=list(isolated(material)),
+        findings=_findings(document["findings"]),
+        next_steps=next_steps(document, material.run_id, material.judged),
         classes=agreement.classes[:MOST_CLASSES],
         n_classes=len(agreement.classes),
         most_cells=MOST_CELLS,
@@ -80,6 +83,17 @@ def _axis(axis: Mapping[str, Any]) -> dict[str, Any]:
         "bound": bound_words(axis),
         "agreement": None if metrics["agreement"] is None else percent(metrics["agreement"]),
     }
+
+
+def _findings(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Findings of one kind as one: how many, whom they name, and the first one's words."""
+    kinds: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for f in findings:
+        kinds.setdefault((f["severity"], f["code"], f["axis"] or ""), []).append(f)
+    return [
+        {**found[0], "n": len(found), "entities": [e for f in found for e in f["entities"]]}
+        for found in kinds.values()
+    ]
 
 
 def _charts(material: Material, agreement: Agreement, found: Sequence[Any]) -> dict[str, str]:

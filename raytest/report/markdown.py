@@ -85,9 +85,17 @@ def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One line a kind of finding, with how many there are."""
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for f in findings:
+        kinds.setdefault((f["severity"], f["code"]), []).append(f)
     yield from _list(
         "Findings",
-        [f"{f['severity']}: {f['code']}: {f['detail']}; {f['suggested_action']}" for f in findings],
+        [
+            f"{severity}: {code}{f' × {len(found)}' if len(found) > 1 else ''}: "
+            f"{found[0]['detail']}; {found[0]['suggested_action']}"
+            for (severity, code), found in kinds.items()
+        ],
     )
 
 

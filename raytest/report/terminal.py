@@ -59,7 +59,7 @@ def _screen(
     if not judged:
         lines.append("no verdict.json yet: this is what is on disk so far")
     lines.append(f"{name}: {document['verdict'].upper()} (exit code {document['exit_code']})")
-    return [*lines, *_next(document, name, judged)]
+    return [*lines, *(f"next: {step}" for step in next_steps(document, name, judged))]
 
 
 HEADER = ("axis", "worst", "differ", "95% bound", "gate")
@@ -170,12 +170,14 @@ def _end(text: str) -> str:
     return shown if len(shown) <= TEXT_COLUMNS else f"…{shown[1 - TEXT_COLUMNS :]}"
 
 
-def _next(document: Mapping[str, Any], name: str, judged: bool) -> list[str]:
+def next_steps(document: Mapping[str, Any], name: str, judged: bool) -> list[str]:
+    """Commands that a person would run next."""
     if not judged or (document["exit_code"] == 3 and not document["complete"]):
-        return [f"next: raytest run SPEC --run-id {name} --resume"]
-    if document["exit_code"] == 1:
-        return [f"next: raytest explain {name}"]
-    return []
+        return [f"raytest run SPEC --run-id {name} --resume"]
+    if document["exit_code"] != 1:
+        return []
+    steps = [f"raytest explain {name}"]
+    return [f"raytest retest {name}", *steps] if document["suspects"] else steps
 
 
 def _wrapped(lines: Sequence[str], width: int | None) -> list[str]:
