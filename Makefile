@@ -4,10 +4,10 @@ export VENV
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint format bench clean
+.PHONY: help setup demo test unit lint format bench check-cluster clean
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: ## make the environment (done by the others; a second time returns at once)
 	@.ci/setup.sh
@@ -34,6 +34,9 @@ format: setup ## mend what ruff can mend
 
 bench: setup ## measure raytest itself (tests/benchmarks)
 	$(BIN)/python -m pytest tests/benchmarks -s $(ARGS)
+
+check-cluster: setup ## check the files of cluster/, each by its own tool, offline
+	$(BIN)/python -m cluster.checks $(ARGS)
 
 clean: ## remove caches and build products; the environment and results stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
