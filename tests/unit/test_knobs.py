@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raytest.fingerprint import knobs, vllm_source
+from raytest.fingerprint import knobs, vllm_history, vllm_source
 from raytest.fingerprint.finding import Finding
 from raytest.fingerprint.knobs import (
     check_engine_args,
@@ -14,6 +14,16 @@ from raytest.fingerprint.knobs import (
     machine_defaults,
     profile_engine_args,
     profile_env,
+)
+from raytest.fingerprint.knobs_data import (
+    ARGUMENT_VALUES,
+    BACKEND_ALIASES,
+    DEAD_ARGUMENTS,
+    REMOVED_ARGUMENTS,
+    REMOVED_VARIABLES,
+    RESERVED_ARGUMENTS,
+    SAMPLING_ARGUMENTS,
+    VARIABLES,
 )
 
 VERSIONS = ("0.24.0", "0.26.0", "0.32.0", "0.33.0")
@@ -76,6 +86,11 @@ def test_a_variable_of_a_later_version_says_when_it_came() -> None:
     found = only(check_env({name: "/x"}, "0.21.0", "cuda"))
     assert found.code == "future-variable"
     assert "0.22" in found.sentence
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.33.0", vllm_source.installed_version()])
+def test_a_variable_that_vllm_reads_without_listing_it_is_known(version: str) -> None:
+    assert check_env({"VLLM_CPU_SIM_MULTI_NUMA": "1"}, version, "cpu") == []
 
 
 @pytest.mark.usefixtures("no_vllm")
@@ -184,9 +199,107 @@ def test_a_wrong_argument_is_refused_for_its_own_reason(name: str, version: str,
     assert found.remedy
 
 
+@pytest.mark.parametrize(("version", "severity"), [("0.33.0", "error"), ("0.99.0", "warning")])
 @pytest.mark.usefixtures("no_vllm")
-def test_an_argument_that_nothing_is_known_about_is_not_called_wrong() -> None:
-    assert check_engine_args({"brand_new": 1}, "0.33.0", "cuda", None) == []
+def test_what_a_version_beyond_the_known_ones_takes_is_not_judged_with_certainty(
+    version: str, severity: str
+) -> None:
+    found = [
+        only(check_engine_args({"brand_new": 1}, version, "cuda", None)),
+        only(check_env({"VLLM_BRAND_NEW": "1"}, version, "cuda")),
+        only(check_engine_args({"attention_backend": "NEW_ATTN"}, version, "cuda", None)),
+    ]
+    assert {f.severity for f in found} == {severity}
+
+
+def test_fields_that_the_engine_itself_told_of_are_certain() -> None:
+    found = only(check_engine_args({"brand_new": 1}, "0.99.0", "cuda", FIELDS_032))
+    assert found.severity == "error"
+    assert check_engine_args({"brand_new": 1}, "0.99.0", "cuda", {"brand_new"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "when"),
+    [
+        ("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "0.29.0", "gone since 0.29"),
+        ("VLLM_ROCM_USE_AITER_FP4_ASM_GEMM", "0.33.0", "gone since 0.33"),
+        ("VLLM_USE_BREAKABLE_CUDAGRAPH", "0.21.0", "came with 0.22"),
+        ("VLLM_RPC_TIMEOUT", "0.26.0", "gone since 0.23"),
+    ],
+)
+@pytest.mark.usefixtures("no_vllm")
+def test_a_name_of_another_version_is_told_apart_from_a_misspelt_one(
+    name: str, version: str, when: str
+) -> None:
+    assert when in only(check_env({name: "1"}, version, "cuda")).sentence
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "where"),
+    [
+        (
+            {"enforce_eager": True, "compilation_config": {"cudagraph_mode": "FULL"}},
+            "overruled",
+            "compilation_config.cudagraph_mode",
+        ),
+        (
+            {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.5},
+            "overruled",
+            "gpu_memory_utilization",
+        ),
+        (
+            {
+                "enable_flashinfer_autotune": False,
+                "kernel_config": {"enable_flashinfer_autotune": True},
+            },
+            "conflict",
+            "kernel_config.enable_flashinfer_autotune",
+        ),
+        ({"disable_cascade_attn": True}, "dead-argument", "disable_cascade_attn"),
+        ({"logprobs_mode": "logprobs"}, "bad-value", "logprobs_mode"),
+    ],
+)
+def test_a_setting_that_another_one_voids_is_named(
+    args: dict[str, Any], code: str, where: str
+) -> None:
+    found = only(check_engine_args(args, "0.32.0", "cuda", None))
+    assert (found.code, found.where) == (code, where)
+
+
+def test_settings_that_go_together_are_left_alone() -> None:
+    args = {
+        "enforce_eager": True,
+        "compilation_config": {"cudagraph_mode": "NONE"},
+        "kv_cache_memory_bytes": 1 << 30,
+        "disable_cascade_attn": True,
+    }
+    assert check_engine_args(args, "0.26.0", "cuda", None) == []
+
+
+def test_an_upgrade_names_what_changes_results() -> None:
+    changes = knobs.behaviour_changes("0.30.0", "0.32.0")
+    assert all(c.startswith(("0.31: ", "0.32: ")) for c in changes)
+    assert any("murmur3" in c for c in changes)
+    assert knobs.behaviour_changes("0.32.0", "0.30.0") == changes
+    assert knobs.behaviour_changes("0.32.0", "0.32.1") == []
+
+
+def test_every_removed_name_is_gone_from_the_newest_version() -> None:
+    newest = vllm_history.covered()[1]
+    assert not REMOVED_VARIABLES.keys() & vllm_history.known("variables", newest)
+    assert not REMOVED_ARGUMENTS.keys() & vllm_history.known("engine_arguments", newest)
+
+
+def test_every_listed_name_is_one_that_some_version_knows() -> None:
+    for knob in VARIABLES:
+        unlisted = vllm_history.spans("unlisted_variables", knob.name)
+        assert unlisted or vllm_history.spans("variables", knob.name), knob.name
+    for name in (*DEAD_ARGUMENTS, *ARGUMENT_VALUES, *RESERVED_ARGUMENTS):
+        assert vllm_history.spans("engine_arguments", name), name
+    for backend in BACKEND_ALIASES.values():
+        assert vllm_history.spans("attention_backends", backend), backend
+    newest = vllm_history.covered()[1]
+    assert not SAMPLING_ARGUMENTS & vllm_history.known("engine_arguments", newest)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -269,9 +382,17 @@ def test_what_is_said_about_the_installed_vllm_is_what_its_source_says() -> None
     for platform in ("cuda", "cpu"):
         strict = profile_engine_args("strict", platform, ".".join(map(str, version)), 2)
         assert strict.keys() <= fields
-    for knob in knobs.ARGUMENTS:
-        if knob.until is not None and version >= knob.until:
-            assert knob.name not in fields, knob.name
-    for knob in knobs.VARIABLES:
-        if knob.until is not None and version >= knob.until:
-            assert knob.name not in read, knob.name
+    assert vllm_history.known("variables", version) == read
+    assert vllm_history.known("engine_arguments", version) == fields
+    assert vllm_history.known("attention_backends", version) == vllm_source.attention_backends()
+    for knob in VARIABLES:
+        accepted = vllm_source.accepted_values().get(knob.name)
+        if accepted and knob.values:
+            assert set(knob.values) == set(accepted), knob.name
+
+
+@pytest.mark.skipif(not vllm_source.installed_version(), reason="vLLM is not installed here")
+def test_a_value_is_checked_against_the_installed_source_too() -> None:
+    version = vllm_source.installed_version()
+    found = only(check_env({"VLLM_DEEP_GEMM_WARMUP": "sometimes"}, version, "cuda"))
+    assert "'skip'" in found.remedy
