@@ -17,6 +17,7 @@ from raytest.engines.base import EngineConfig, Request
 from raytest.errors import CellError, ExitCode, RaytestError, StoreError
 from raytest.inventory import Inventory
 from raytest.plan import Cell, Launch, Plan, Trial
+from raytest.reservation import Reservation
 from raytest.schema import CellState
 from raytest.spec import Spec
 from raytest.store import RunFolder
@@ -107,7 +108,7 @@ class _Devices:
 class _Execution:
     run: Run
     known_payloads: set[bytes] = field(default_factory=set)
-    reservation: cluster.Reservation = field(default_factory=cluster.Reservation)
+    reservation: Reservation = field(default_factory=Reservation)
     stop_reason: StoppedError | None = None
     control_launch: Launch | None = None
 
