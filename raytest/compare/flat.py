@@ -99,17 +99,17 @@ def first_true(flags: npt.NDArray[np.bool_], lengths: Ints) -> Ints:
     """Position of the first True in each run of ``flags`` (runs laid end to end), else -1 [p]."""
     import numpy as np
 
+    first = np.full(len(lengths), -1, dtype=np.int64)
+    if not flags.any():
+        return first
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    first = np.full(len(lengths), -1, dtype=np.int64)
     filled = np.flatnonzero(lengths > 0)
     at_once = flags[starts[filled]]
     first[filled[at_once]] = 0
     if at_once.all():
         return first
     true = np.flatnonzero(flags)
-    if not len(true):
-        return first
     place = np.searchsorted(true, starts)
     candidate = true[np.minimum(place, len(true) - 1)]
     found = (place < len(true)) & (candidate < ends)

@@ -239,15 +239,16 @@ def test_a_pair_is_as_far_apart_from_either_side(pair: tuple[dict[str, Any], ...
     assert there.margin_a[0] == pytest.approx(back.margin_b[0], nan_ok=True)
 
 
-def test_histogram_quantiles_are_within_half_a_percent() -> None:
+def test_histogram_quantiles_are_within_a_percent() -> None:
     rng = np.random.default_rng(1)
     delta = rng.normal(0, 0.01, size=20001)
     histogram = Histogram.empty()
     histogram.add(delta.astype(np.float32))
     for q in (0.5, 0.9, 0.99):
         exact = np.quantile(np.abs(delta), q, method="higher")
-        assert histogram.quantile_abs(q) == pytest.approx(exact, rel=0.004)
-    assert histogram.quantile(0.01) == pytest.approx(np.quantile(delta, 0.01), rel=0.01)
+        assert histogram.quantile_abs(q) == pytest.approx(exact, rel=0.008)
+    exact_low = np.quantile(delta, 0.01, method="inverted_cdf")
+    assert histogram.quantile(0.01) == pytest.approx(exact_low, rel=0.008)
     assert math.isnan(Histogram.empty().quantile_abs(0.5))
 
 
