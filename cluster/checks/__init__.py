@@ -1,0 +1,1 @@
+"""Offline checks of what ``cluster/`` ships: ``make check-cluster``."""
