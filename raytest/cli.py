@@ -5,69 +5,30 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from raytest import __version__
+from raytest.cli_archive import ARCHIVE
 from raytest.errors import ExitCode, RaytestError, UsageError
+from raytest.options import (
+    address_option,
+    format_option,
+    print_lines,
+    results_option,
+    set_option,
+    show,
+    show_verdict,
+    spec_argument,
+    write_reports,
+)
+from raytest.options import load_spec_or_preset as _load
 
 if TYPE_CHECKING:
     from raytest.spec import Spec
-    from raytest.store import RunFolder
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-def results_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--results``: the store of all commands."""
-    return click.option(
-        "--results",
-        default="results",
-        envvar="RAYTEST_RESULTS",
-        show_default=True,
-        metavar="DIR",
-        help="Folder that holds the runs (also RAYTEST_RESULTS).",
-    )(function)
-
-
-def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--format text|json``."""
-    return click.option(
-        "--format",
-        "output",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="json prints one document and nothing else.",
-    )(function)
-
-
-def address_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--address``: which Ray cluster."""
-    return click.option(
-        "--address",
-        default="local",
-        show_default=True,
-        metavar="A",
-        help="local starts Ray here; auto, HOST:PORT and ray://HOST:PORT join a cluster.",
-    )(function)
-
-
-def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--set KEY=VALUE``: overrides of the spec."""
-    return click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Override a key of the spec, such as trials.repeats=3 or variants.tp2.env.X=1.",
-    )(function)
-
-
-def spec_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """SPEC: a file, or the name of a preset."""
-    return click.argument("spec_file", metavar="SPEC")(function)
 
 
 @click.group(context_settings=CONTEXT)
@@ -75,7 +36,7 @@ def spec_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
-    r"""Does the same vLLM work give the same answer on every GPU, node and TP/PP size?
+    """Does the same vLLM work give the same answer on every GPU, node and TP/PP size?
 
     \b
     raytest demo              the main job on this machine, nothing to write first
@@ -86,7 +47,7 @@ def cli(context: click.Context, debug: bool) -> None:
     \b
     Exit codes: 0 pass, 1 mismatch, 2 usage, 3 inconclusive, 4 not comparable,
     70 internal error, 75 no cluster or device, 124 deadline, 130/143 interrupted.
-    """
+    """  # noqa: D301 - click reads a real backspace
     context.obj = {"debug": debug}
 
 
@@ -149,7 +110,7 @@ def plan(spec_file: str, address: str, overrides: tuple[str, ...], output: str) 
 
     spec, source = _load(spec_file, overrides)
     made, _ = plan_only(spec, address, source)
-    _show(output, lambda: plan_document(spec, made), lambda: plan_lines(spec, made))
+    show(output, lambda: plan_document(spec, made), lambda: plan_lines(spec, made))
     made.require_possible()
 
 
@@ -185,19 +146,23 @@ def run(
 
 @cli.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--baseline", metavar="NAME", help="Compare RUN with a saved run.")
 @results_option
 @format_option
-def compare(runs: tuple[str, ...], results: str, output: str) -> None:
+def compare(runs: tuple[str, ...], baseline: str | None, results: str, output: str) -> None:
     """Judge a finished or partial run again, or compare runs with each other.
 
-    RUN is a run id, a path, or latest.
+    RUN is a run id, a path, or latest. With --baseline the verdict is the worse of the run's own
+    and of what changed since; a baseline from another environment is not comparable.
 
     Example: raytest compare last-night latest
     """
+    from raytest.baseline_check import amender
     from raytest.runner import compare_folders
 
-    document = compare_folders(results, runs)
-    _verdict(document, output)
+    if baseline is not None and len(runs) > 1:
+        raise UsageError("--baseline compares one RUN with a saved one; name one RUN")
+    show_verdict(compare_folders(results, runs, amender(results, baseline)), output)
 
 
 @cli.command()
@@ -256,7 +221,7 @@ def report(run_name: str, results: str, **files: str | None) -> None:
     for path in targets.values():
         click.echo(f"{path} written", err=True)
     if not targets:
-        _lines(screen_lines(material, terminal_width()))
+        print_lines(screen_lines(material, terminal_width()))
 
 
 @cli.command()
@@ -290,14 +255,14 @@ def fingerprint(
         if pair is not None:
             found = environment.differences(folder, *pair)
             header = ("group", "key", *pair)
-            _show(
+            show(
                 output,
                 lambda: environment.difference_document(*pair, found),
                 lambda: table_lines(header, rows(found)) if found else ["no difference"],
             )
             return
         processes = environment.run_processes(folder)
-    _show(
+    show(
         output,
         lambda: {"schema": "raytest.fingerprint/1", "processes": processes},
         lambda: [f"{p}  {k} = {v}" for p, facts in processes.items() for k, v in facts.items()],
@@ -355,7 +320,7 @@ def doctor(
 
     spec = None if spec_file is None else _load(spec_file, ())[0]
     found = environment.doctor(address, spec, results, lock_file)
-    _show(
+    show(
         output,
         lambda: environment.doctor_document(found),
         lambda: environment.doctor_lines(found),
@@ -397,22 +362,11 @@ def explain(run_name: str, results: str, output: str) -> None:
 
     folder = RunFolder.open(find_run(results, run_name))
     found = explain_run(folder)
-    _show(
+    show(
         output,
         lambda: explanation_document(folder.run_id, found),
         lambda: explanation_lines(folder.run_id, found),
     )
-
-
-def _load(spec_file: str, overrides: tuple[str, ...]) -> tuple[Spec, str]:
-    """A spec from a file, or from a preset where no such file exists."""
-    from raytest.presets import is_preset, preset_text
-    from raytest.spec_file import load_spec, parse_spec
-
-    if is_preset(spec_file) and not os.path.exists(spec_file):
-        source = f"preset {spec_file}"
-        return parse_spec(preset_text(spec_file), source, overrides), source
-    return load_spec(spec_file, overrides), spec_file
 
 
 def _run(
@@ -426,9 +380,11 @@ def _run(
     output: str,
     quiet: bool,
 ) -> None:
+    from raytest.baseline_check import amender
     from raytest.console import progress_for
     from raytest.runner import judge, run_spec
 
+    amend = amender(results, spec.gates.baseline)
     with progress_for(quiet) as progress:
         outcome = run_spec(
             spec,
@@ -440,56 +396,13 @@ def _run(
             base_dir=base_dir,
             progress=progress,
         )
-    document = judge(outcome.folder, outcome.evaluation)
-    _write_reports(outcome.folder)
-    _verdict(document, output, outcome.folder)
+    document = judge(outcome.folder, outcome.evaluation, amend(outcome.folder))
+    write_reports(outcome.folder)
+    show_verdict(document, output, outcome.folder)
 
 
-def _write_reports(folder: RunFolder) -> None:
-    """The run's own reports; what fails is told and changes nothing."""
-    from raytest.report.write import write_in_folder
-
-    _, problems = write_in_folder(folder)
-    for problem in problems:
-        click.echo(f"raytest: {problem}", err=True)
-
-
-def _verdict(document: dict[str, Any], output: str, folder: RunFolder | None = None) -> None:
-    from raytest.console import terminal_width
-    from raytest.report.material import gather
-    from raytest.report.terminal import screen_lines, verdict_lines
-
-    def lines() -> list[str]:
-        width = terminal_width()
-        return (
-            verdict_lines(document, width)
-            if folder is None
-            else screen_lines(gather(folder), width)
-        )
-
-    _show(output, lambda: document, lines)
-    raise SystemExit(document["exit_code"])
-
-
-def _show(output: str, document: Callable[[], Any], lines: Callable[[], list[str]]) -> None:
-    """Data on stdout: one JSON document, or lines."""
-    import json
-
-    if output == "json":
-        click.echo(json.dumps(document(), indent=1, sort_keys=True))
-    else:
-        _lines(lines())
-
-
-def _lines(lines: list[str]) -> None:
-    """Lines on stdout; coloured only for a person at a terminal."""
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        from raytest.console import print_coloured
-
-        print_coloured(lines)
-    else:
-        for line in lines:
-            click.echo(line)
+for command in ARCHIVE:
+    cli.add_command(command)
 
 
 def main() -> None:

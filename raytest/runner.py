@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -293,19 +293,34 @@ def _status(folder: RunFolder) -> Iterator[None]:
     folder.write_manifest(status="finished", ended_at=datetime.now(UTC).isoformat())
 
 
-def judge(folder: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
-    """Write verdicts.parquet and, last, verdict.json; the document."""
+def judge(
+    folder: RunFolder,
+    evaluation: Evaluation,
+    amend: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Write verdicts.parquet and, last, verdict.json; the document. ``amend`` adds to it what is
+    judged elsewhere, such as a baseline."""
     from raytest.compare.verdict_json import verdict_document
 
     folder.write_verdicts(evaluation.verdicts)
     document = verdict_document(evaluation, folder.manifest)
+    if amend is not None:
+        document = amend(document)
     folder.write_verdict(document)
     return document
 
 
-def compare_folders(results: str, runs: Sequence[str]) -> dict[str, Any]:
-    """Judge one run again (and write its verdict), or several against each other (writing nothing)."""
+def compare_folders(
+    results: str,
+    runs: Sequence[str],
+    amend: Callable[[RunFolder], Callable[[dict[str, Any]], dict[str, Any]] | None],
+) -> dict[str, Any]:
+    """Judge one run again (and write its verdict), or several against each other (writing none)."""
     from raytest.compare.evaluate import evaluate
+    from raytest.compare.runs import compare_runs
+    from raytest.compare.verdict_json import verdict_document
 
-    (folder,) = [RunFolder.open(find_run(results, run)) for run in runs]
-    return judge(folder, evaluate(folder))
+    folders = [RunFolder.open(find_run(results, run)) for run in runs]
+    if len(folders) == 1:
+        return judge(folders[0], evaluate(folders[0]), amend(folders[0]))
+    return verdict_document(compare_runs(folders), folders[0].manifest)

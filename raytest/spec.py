@@ -263,7 +263,7 @@ Gate = GateWord | Thresholds
 
 class Gates(Strict):
     """The contract per axis; an axis without one gets the default of its expected-equality
-    class."""
+    class. ``baseline`` names a saved run that the results must agree with (by gate ``run``)."""
 
     repeat: Gate | None = None
     launch: Gate | None = None
@@ -274,8 +274,9 @@ class Gates(Strict):
     pp: Gate | None = None
     variant: Gate | None = None
     run: Gate | None = None
+    baseline: str | None = None
 
-    @field_validator("*", mode="before")
+    @field_validator(*Axis, mode="before")
     @classmethod
     def _word_or_table(cls, value: Any) -> Any:
         words = get_args(GateWord)

@@ -14,13 +14,10 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """The template with ``page.css`` inside."""
-    from markupsafe import Markup
-
+    """The template with ``page.css`` inside. Only the style sheet and the charts, which are ours, are
+    marked safe in the templates; every other value is text."""
     css = (files("raytest.report") / "templates" / "page.css").read_text(encoding="utf-8")
-    # the style sheet and the charts are ours; every other value is text
-    charts = {k: Markup(v) for k, v in values.pop("charts", {}).items()}
-    return _environment().get_template(template).render(css=Markup(css), charts=charts, **values)
+    return _environment().get_template(template).render(css=css, **values)
 
 
 def shown(text: object, most: int = 300) -> str:
