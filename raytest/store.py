@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 RUN_ID_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 TrialKey = tuple[str, int, int]
+# The analysis streams by row group, so its memory follows this and not the number of workers.
+ROW_GROUP_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,7 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
     leaf = {n: f"{n}.list.element" if "list" in str(schema.field(n).type) else n for n in floats}
     plain = {leaf.get(n, n) for n in (*floats, *hashed)}
     leaves = [f"{f.name}.list.element" if "list" in str(f.type) else f.name for f in schema]
+    row_bytes = table.nbytes // max(1, table.num_rows)
     with _Atomic(path) as temporary:
         pq.write_table(
             table.replace_schema_metadata(metadata),
@@ -364,7 +367,7 @@ def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:
             compression="zstd",
             use_dictionary=[n for n in leaves if n not in plain],
             use_byte_stream_split=[leaf[n] for n in floats],
-            row_group_size=64 * 1024,
+            row_group_size=max(1, min(64 * 1024, ROW_GROUP_BYTES // max(1, row_bytes))),
             write_page_checksum=True,
         )
 

@@ -156,8 +156,8 @@ def shift_and_residual(
     if not len(shared):
         return float("nan"), np.empty(0)
     delta = logprob_differences(top_a[in_a], top_b[in_b])
-    shift = float(np.median(delta))
     with np.errstate(invalid="ignore"):
+        shift = float(np.median(delta))
         residual = delta - shift
     residual[np.isnan(residual)] = np.inf
     return shift, residual

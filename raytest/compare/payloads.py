@@ -63,6 +63,11 @@ class _RowGroup:
     path: Path
     number: int
     index: Ints
+    table: pa.Table | None = None
+
+
+# A payload file up to this size is read whole when its ids are: opening it again would cost more.
+SMALL_FILE = 1 << 18
 
 
 def compare_payloads(paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs) -> Compared:
@@ -94,6 +99,8 @@ def compare_payloads(paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs)
 
 def _reader(group: _RowGroup) -> Callable[[], pa.Table]:
     def read() -> pa.Table:
+        if group.table is not None:
+            return group.table
         with open_table(group.path, payloads_schema(), COLUMNS) as file:
             return file.read_row_group(group.number, columns=COLUMNS[1:], use_threads=False)
 
@@ -254,7 +261,8 @@ def _locate(
     import pyarrow.compute as pc
 
     places = [place for found in pool.map(_ids, paths) for place in found]
-    ids = pa.concat_arrays([pa.array([], pa.binary(16)), *(column for _, _, column in places)])
+    columns = [table.column("payload_id").combine_chunks() for _, _, table in places]
+    ids = pa.concat_arrays([pa.array([], pa.binary(16)), *columns])
     found = pc.index_in(ids, value_set=payload_ids).fill_null(-1).to_numpy(zero_copy_only=False)
     index = found.astype(np.int64)
     wanted = np.flatnonzero(index >= 0)
@@ -269,19 +277,20 @@ def _locate(
         )
     chosen = np.full(len(index), -1, dtype=np.int64)
     chosen[wanted[first]] = present
-    ends = np.cumsum([len(column) for _, _, column in places])
+    ends = np.cumsum([len(column) for column in columns])
     parts = np.split(chosen, ends[:-1]) if places else []
     return [
-        _RowGroup(path, number, part)
-        for (path, number, _), part in zip(places, parts, strict=True)
+        _RowGroup(path, number, part, table if table.num_columns > 1 else None)
+        for (path, number, table), part in zip(places, parts, strict=True)
         if (part >= 0).any()
     ]
 
 
-def _ids(path: Path) -> list[tuple[Path, int, pa.Array]]:
-    """The payload ids of each row group of a file."""
+def _ids(path: Path) -> list[tuple[Path, int, pa.Table]]:
+    """The payload ids of each row group of a file, with the rest where the file is small."""
     with open_table(path, payloads_schema(), COLUMNS) as file:
+        columns = COLUMNS if path.stat().st_size <= SMALL_FILE else ["payload_id"]
         return [
-            (path, g, file.read_row_group(g, ["payload_id"], use_threads=False)[0].combine_chunks())
+            (path, g, file.read_row_group(g, columns, use_threads=False))
             for g in range(file.num_row_groups)
         ]
