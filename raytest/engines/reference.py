@@ -23,6 +23,7 @@ from raytest.engines.reference_beam import BeamSearch
 from raytest.engines.reference_cache import BlockPool
 from raytest.engines.reference_faults import Fault, read_fault
 from raytest.engines.reference_model import Model
+from raytest.engines.reference_parts import parts_of
 from raytest.engines.reference_planting import Planting
 from raytest.engines.reference_requests import (
     failed,
@@ -36,6 +37,7 @@ from raytest.engines.reference_scheduler import Scheduler, SequenceState
 from raytest.engines.reference_settings import Settings, fingerprint, read_settings
 from raytest.engines.reference_trace import ModuleTrace, Recorder
 from raytest.engines.reference_weights import make_weights
+from raytest.engines.trace import Trace, TraceJob
 from raytest.errors import CellError
 
 
@@ -242,6 +244,28 @@ class ReferenceEngine:
         finally:
             self._running.model.probe = None
         return recorder.traces(self._settings.shape, modules)
+
+    def trace_batches(self, job: TraceJob) -> Trace:
+        """Generate the batches as :meth:`generate` does and keep the rows of one request in them;
+        raises :class:`CellError` for a job without it."""
+        self.reset(job.seed)
+        recorder: Recorder | None = None
+        completions: list[Completion] = []
+        for batch in job.batches:
+            made = [(r, self._sequences(r)) for r in batch]
+            sequences = [s for _, found in made if not isinstance(found, str) for s in found]
+            traced = next((s for s in sequences if s.request.request_id == job.request_id), None)
+            if traced is not None:
+                recorder = Recorder(traced.key)
+                self._running.model.probe = recorder
+            try:
+                completions += self._run(sequences, StepLog())
+            finally:
+                self._running.model.probe = None
+        if recorder is None:
+            raise CellError(f"request {job.request_id} is not among those to trace, or is unusable")
+        parts = parts_of(recorder, self._settings.shape, self._settings.dtype, job)
+        return Trace(parts, [], completions)
 
     def reset(self, seed: int) -> list[Mapping[str, str]]:
         """Drop the cache and seed every rank's own generators; digests of their states."""

@@ -29,6 +29,8 @@ from raytest.engines.reference_planting import Planting
 from raytest.engines.reference_weights import REPLICATED, ModelShape, base_name
 
 Indices = npt.NDArray[np.int64]
+# What a probe is told after the name of a module whose product is yet to be reduced.
+PARTIAL = ":partial"
 EPSILON = np.float32(1e-6)
 ROPE_BASE = 10000.0
 
@@ -140,6 +142,8 @@ class Model:
     def _row_parallel(self, module: str, x: Array, rows: Rows) -> Array:
         partial = round_to(self._products(module, x), self._dtype)
         self.planting.accumulator(module, partial, rows.requests)
+        if self.probe is not None and partial.shape[0] > 1:
+            self.probe(module + PARTIAL, x, partial, rows, np.arange(len(rows.positions)))
         total = np.zeros_like(partial[0])
         for rank in self.planting.contributions(module, partial):
             total = total + partial[rank]

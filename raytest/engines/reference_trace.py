@@ -50,6 +50,11 @@ class Recorder:
             kept = (positions, x[:, mine].copy(), out[:, mine].copy())
             self._seen.setdefault(module, []).append(kept)
 
+    @property
+    def seen(self) -> dict[str, list[tuple[Indices, Array, Array]]]:
+        """Module -> its calls: positions [rows], input and output [ranks, rows, columns]."""
+        return self._seen
+
     def traces(self, shape: ModelShape, modules: Collection[str]) -> list[ModuleTrace]:
         """Module by module in execution order, rank by rank; tensors only for ``modules``."""
         found = []

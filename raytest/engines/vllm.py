@@ -17,6 +17,7 @@ from raytest.engines.base import (
     Sampling,
     StepLog,
 )
+from raytest.engines.trace import Trace, TraceJob, trace_of
 from raytest.errors import CellError
 
 if TYPE_CHECKING:
@@ -97,6 +98,21 @@ class VllmEngine:
     def rank_fingerprints(self) -> list[Mapping[str, str]]:
         """Fingerprint of each rank's process, in rank order."""
         return self._call("raytest_fingerprint")
+
+    def trace_batches(self, job: TraceJob) -> Trace:
+        """Run the batches with hooks on every module of every rank; see :class:`TraceJob`.
+
+        The hooks are out again when it returns, also where it raises CellError.
+        """
+        self._call("raytest_trace_start", job.options())
+        taken: list[Any] | None = None
+        try:
+            completions, _ = self.generate(job.batches)
+            taken = self._call("raytest_trace_take")
+        finally:
+            if taken is None:
+                self._call("raytest_trace_stop")
+        return trace_of(taken, completions)
 
     def close(self) -> None:
         """Stop the engine and its processes; errors on the way are of no use to anyone."""

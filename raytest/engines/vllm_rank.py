@@ -90,6 +90,31 @@ class RankExtension:
         facts.update(_effective_configuration(self))
         return facts
 
+    @_reply
+    def raytest_trace_start(self, options: dict[str, Any]) -> None:
+        """Put hooks on every module; ``options`` as :class:`raytest.engines.vllm_trace.Tracer`
+        takes them."""
+        from raytest.engines.vllm_trace import Tracer
+
+        self.raytest_trace_stop("")
+        tracer = Tracer(self, options)
+        self.__dict__["raytest_tracer"] = tracer
+        tracer.start()
+
+    @_reply
+    def raytest_trace_take(self) -> dict[str, Any]:
+        """What was traced since the start, in plain values; the hooks are taken out."""
+        tracer = self.__dict__.pop("raytest_tracer")
+        tracer.stop()
+        return dict(tracer.take())
+
+    @_reply
+    def raytest_trace_stop(self) -> None:
+        """Take the hooks out, where there are any, and forget what they saw."""
+        tracer = self.__dict__.pop("raytest_tracer", None)
+        if tracer is not None:
+            tracer.stop()
+
 
 def _allocate_pipeline_buffer(model_runner: Any) -> None:
     """The CPU runner makes this buffer only in a warm-up that eager mode skips, and then fails on
