@@ -47,7 +47,7 @@ def launch_sh(fakes: Schedulers, *options: str) -> list[str]:
 
 def sbatch(fakes: Schedulers, **does: str) -> subprocess.CompletedProcess[str]:
     return fakes.run(
-        ["bash", str(CLUSTER / "slurm/raytest.sbatch"), "fleet"], **slurm(fakes), **does
+        ["bash", str(CLUSTER / "slurm/raytest.sbatch"), "fleet"], **{**slurm(fakes), **does}
     )
 
 
@@ -58,7 +58,7 @@ def slurm(fakes: Schedulers) -> dict[str, str]:
         "SLURM_JOB_ID": "77",
         "SLURM_CPUS_ON_NODE": "8",
         "SLURM_GPUS_ON_NODE": "4",
-        "RAY_NODES_WITHIN": "2",
+        "RAY_NODES_WITHIN": "40",
         "WRAPPERS": str(CLUSTER),
         "RAYTEST_RESULTS": str(fakes.results),
     }
@@ -237,7 +237,7 @@ def test_a_slurm_job_ends_with_the_verdict(fakes: Schedulers, does: str, code: i
 
 @pytest.mark.parametrize("srun", ["start-failure", "no-workers"])
 def test_a_slurm_job_with_too_few_ray_nodes_runs_nothing(fakes: Schedulers, srun: str) -> None:
-    done = sbatch(fakes, SRUN_DOES=srun)
+    done = sbatch(fakes, SRUN_DOES=srun, RAY_NODES_WITHIN="1")
     assert done.returncode == 75
     assert "of 3 Ray nodes" in done.stderr
     assert fakes.noted("ran") == []
@@ -248,6 +248,8 @@ def test_a_slurm_job_starts_one_ray_node_a_host_and_ends_them(fakes: Schedulers)
     head, workers = sorted(fakes.noted("steps"), key=lambda step: "--head" not in step)
     assert "--nodes=1 --ntasks=1 --nodelist=n1 ray start --head" in head
     assert "--nodes=2 --ntasks=2 --exclude=n1 ray start --address=" in workers
+    (token,) = set(fakes.noted("tokens"))
+    assert re.fullmatch("token [0-9a-f]{64}", token)
     for step in (head, workers):
         assert "--cpu-bind=none --cpus-per-task=8" in step
         assert step.endswith("--block --disable-usage-stats --num-gpus=4")

@@ -113,6 +113,7 @@ for argument in "$@"; do case $argument in --ntasks=*) count=${argument#*=} ;; e
 [[ $SRUN_DOES = no-workers && $* != *--head* ]] && exit 0
 for _ in $(seq "$count"); do echo "a$RANDOM" | tr -d ghijk >>"$STATE/nodes"; done
 echo "$*" >>"$STATE/steps"
+echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$STATE/tokens"
 trap 'echo ended >>"$STATE/ended"; exit 0' TERM
 for _ in $(seq 300); do sleep 0.1; done
 """

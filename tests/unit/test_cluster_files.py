@@ -98,6 +98,7 @@ def refused(
         (RAYJOB, "  preRunningDeadlineSeconds: 1500\n", "", "preRunningDeadlineSeconds"),
         (RAYJOB, "activeDeadlineSeconds: 14400", "activeDeadlineSeconds: 0", "activeDeadline"),
         (RAYJOB, "enableInTreeAutoscaling: false", "enableInTreeAutoscaling: true", "Autoscaling"),
+        (RAYJOB, "mode: token", "mode: disabled", "mode"),
         (RAYJOB, "numOfHosts: 1", "numOfHosts: 2", "numOfHosts"),
         (RAYJOB, "name: raytest-manual", "name: Raytest_manual", "name"),
         (RAYJOB, "  submissionMode", "  schedule: daily\n  submissionMode", "schedule"),
