@@ -126,7 +126,7 @@ def _shared_memory(node: str, facts: Facts) -> Iterator[Finding]:
     remedy = "Start the container with --ipc=host or --shm-size=16g."
     if total < _GIB:
         sentence = (
-            f"/dev/shm has {total / (1 << 20):.0f} MiB: Ray and tensor-parallel ranks need GiB"
+            f"/dev/shm has {total / (1 << 20):.0f} MiB: Ray and tensor-parallel ranks need GiB."
         )
         yield Finding("error", "shared-memory", node, sentence, remedy)
     elif total < 4 * _GIB and len(_gpus(facts)) > 1:
