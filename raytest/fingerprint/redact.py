@@ -38,7 +38,15 @@ _TOKEN_UNITS = frozenset(
         "MAX", "MIN", "NUM", "PER", "BATCH", "BATCHED", "BUDGET", "COUNT", "CHUNK", "SIZE", "LEN",
         "LENGTH", "ID", "IDS", "EOS", "BOS", "PAD", "UNK", "STOP", "SPECIAL", "LIMIT", "BLOCK",
         "DIGEST", "INDEX", "POSITION", "RATE", "LATENCY", "LOGPROB", "DISPATCH",
-        "TRACE", "EMBEDDING", "PARALLEL",
+        "TRACE", "EMBEDDING", "PARALLEL", "THRESHOLD",
+    }
+)  # fmt: skip
+# Words that make a name ending in "KEY" one of a table, not of a lock.
+_OPEN_KEYS = frozenset(
+    {
+        "PUBLIC", "CACHE", "SORT", "PRIMARY", "FOREIGN", "GROUP", "ROW", "COLUMN", "HASH", "BLOCK",
+        "DICT", "MAP", "CONFIG", "LOOKUP", "INDEX", "PARTITION", "DEVICE", "QUERY", "STATE",
+        "DUPLICATE", "UNKNOWN", "MISSING", "UNEXPECTED", "JSON", "TOML", "FIELD", "ENTRY", "LAYER",
     }
 )  # fmt: skip
 
@@ -56,7 +64,8 @@ def is_secret_name(name: str) -> bool:
     if secret == {"TOKEN"} and _TOKEN_UNITS.intersection(words):
         secret = frozenset()
     owned_key = any(a in _KEY_OWNERS and b in {"KEY", "KEYS"} for a, b in pairwise(words))
-    return bool(secret) or owned_key or any(_GLUED.search(w) for w in words)
+    some_key = len(words) > 1 and words[-1] == "KEY" and not _OPEN_KEYS.intersection(words)
+    return bool(secret) or owned_key or some_key or any(_GLUED.search(w) for w in words)
 
 
 def _keep_first(match: re.Match[str]) -> str:
@@ -65,13 +74,6 @@ def _keep_first(match: re.Match[str]) -> str:
 
 def _keep_ends(match: re.Match[str]) -> str:
     return f"{match[1]}{REDACTED}{match[2]}"
-
-
-def _assignment(match: re.Match[str]) -> str:
-    """``token=12`` in a log line is a position or an id."""
-    value = match["value"]
-    counts = value.isdecimal() and len(value) < 8 and match["name"].lower().endswith("token")
-    return match[0] if counts or not is_secret_name(match["name"]) else _keep_first(match)
 
 
 def _all(_: re.Match[str]) -> str:
@@ -89,6 +91,13 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
         _all,
     ),
     (re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^/\s?#'\"]+(@)"), _keep_ends),
+    # A header's value may have several parts: all that follows on its line.
+    (
+        re.compile(r"(?i)(\b(?:authorization|cookie):[ \t]{0,8})[^\r\n]+"),
+        _keep_first,
+    ),
+    # A signed address is a key to what it names.
+    (re.compile(r"(?i)([?&](?:[a-z-]{0,30}signature|sig)=)[^&\s'\"]+"), _keep_first),
     # A secret access key has no mark of its own: 40 characters that follow a key id.
     (
         re.compile(
@@ -107,21 +116,16 @@ _PATTERNS: tuple[tuple[re.Pattern[str], _Replacement], ...] = (
     (re.compile(r"\bxox[a-z]-[A-Za-z0-9-]{10,}"), _all),
     (re.compile(r"\bnvapi-[A-Za-z0-9_-]{16,}"), _all),
     (re.compile(r"\bAIza[A-Za-z0-9_-]{35}"), _all),
-    # NAME=value, "name": "value", name=['value']: a quoted value or list is hidden whole.
-    (
-        re.compile(
-            r"((?P<name>\b[A-Za-z][A-Za-z0-9_.-]{1,80})['\"]?\s{0,2}[=:]\s{0,2})"
-            r"(?!<redacted>)(?!(?:None|null|true|false|True|False)\b)"
-            r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|[^\s'\",;&}\])]+)"
-        ),
-        _assignment,
-    ),
-    (
-        re.compile(
-            r"((?:^|\s)--(?P<name>[A-Za-z][A-Za-z0-9_-]{1,80})\s+)(?!-|<redacted>)(?P<value>\S+)"
-        ),
-        _assignment,
-    ),
+)
+# NAME=value, "name": "value", name=['value'], --name value, ['--name', 'value'].
+_NAME = re.compile(
+    r"\b(?P<name>[A-Za-z][A-Za-z0-9_.-]{1,80})['\"]?[ \t]{0,2}[=:][ \t]{0,2}"
+    r"|(?<![\w-])--(?P<flag>[A-Za-z][A-Za-z0-9_-]{1,80})(?:['\"],[ \t]{0,2}['\"]|[ \t]{1,8})(?!-)"
+)
+# A quoted value or list is hidden whole.
+_VALUE = re.compile(
+    r"(?!<redacted>)(?!(?:None|null|true|false|True|False)\b)"
+    r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|[^\s'\",;&}\])]+)"
 )
 
 
@@ -129,7 +133,27 @@ def redact_text(text: str) -> str:
     """``text`` (a message, a traceback, a log line) with every recognised secret hidden."""
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
-    return text
+    return _hide_named(text)
+
+
+def _hide_named(text: str) -> str:
+    """Hide what secret names are given. An ordinary name's value is searched for names too:
+    ``env: HF_TOKEN=...``."""
+    parts, done = [], 0
+    for match in _NAME.finditer(text):
+        name = match["name"] or match["flag"]
+        if match.start() < done or not is_secret_name(name):
+            continue
+        value = _VALUE.match(text, match.end())
+        if value is not None and not _counts_tokens(name, value[0]):
+            parts += [text[done : match.end()], REDACTED]
+            done = value.end()
+    return "".join([*parts, text[done:]])
+
+
+def _counts_tokens(name: str, value: str) -> bool:
+    """``token=12`` in a log line is a position or an id."""
+    return value.isdecimal() and len(value) < 8 and name.lower().endswith("token")
 
 
 def redact_env(mapping: Mapping[str, object]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytest.fingerprint.redact import REDACTED, is_secret_name, redact_env, redact_text
+from raytest.fingerprint.vllm_history import known
 
 # Put together here so that scanners of this repository don't take them for leaks.
 AWS_ID = "AKIA" + "IOSFODNN7EXAMPLE"
@@ -28,7 +29,8 @@ PEM = "-----BEGIN RSA PRIVATE" + " KEY-----\nMIIEowIBAAKCAQEA\nq83v\n-----END RS
         "AWS_ACCESS_KEY_ID", "OPENAI_API_KEY", "VLLM_API_KEY", "S3_SECRET_ACCESS_KEY",
         "MYSQL_PWD", "DB_PASSWORD", "REDIS_PASSWD", "GOOGLE_APPLICATION_CREDENTIALS", "apiKey",
         "accessToken", "Authorization", "X-Api-Key", "Set-Cookie", "SSH_PRIVATE_KEY",
-        "RAY_REDIS_PASSWORD", "WANDB_KEY", "NPM_AUTH", "github_pat", "SENTRY_DSN",
+        "RAY_REDIS_PASSWORD", "WANDB_KEY", "NPM_AUTH", "github_pat", "SENTRY_DSN", "OPENAI_KEY",
+        "DATADOG_APP_KEY", "MY_KEY",
     ],
 )  # fmt: skip
 def test_names_of_credentials_are_secret(name: str) -> None:
@@ -44,11 +46,25 @@ def test_names_of_credentials_are_secret(name: str) -> None:
         "eos_token_id", "token_ids", "tokenizer", "PWD", "OLDPWD", "PATH", "author", "HOME",
         "kv_cache_dtype", "CUBLAS_WORKSPACE_CONFIG", "VLLM_ENABLE_V1_MULTIPROCESSING", "keys",
         "HF_HUB_OFFLINE", "NCCL_ALGO", "token_digest", "monkey", "passes", "compass",
+        "key", "sort_key", "cache_key", "SSH_PUBLIC_KEY", "missing_keys",
     ],
 )  # fmt: skip
 def test_names_that_only_look_secret_are_shown(name: str) -> None:
     assert not is_secret_name(name)
     assert redact_env({name: "4096"}) == {name: "4096"}
+
+
+def test_of_all_names_of_vllm_only_those_of_credentials_are_hidden() -> None:
+    versions = [(0, minor) for minor in range(20, 34)]
+    names = {
+        name
+        for version in versions
+        for name in known("variables", version) | known("engine_arguments", version)
+    }
+    assert len(names) > 300
+    assert {name for name in names if is_secret_name(name)} == {
+        "VLLM_API_KEY", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY", "hf_token",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,11 @@ def test_an_aws_secret_beside_its_key_id_is_hidden(text: str) -> None:
     assert AWS_ID not in shown
 
 
+def test_what_stands_after_a_secret_in_an_address_is_shown() -> None:
+    shown = redact_text("GET https://host/x?access_token=zzz&seed=1 failed")
+    assert shown == f"GET https://host/x?access_token={REDACTED}&seed=1 failed"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -103,6 +124,15 @@ def test_only_the_login_of_an_address_is_hidden(text: str, expected: str) -> Non
         ("api_key=['one', 'two']", "two"),
         ("DB_PASSWORD=1234", "1234"),
         ("MY_SECRET: top", "top"),
+        ("GET https://host/x?access_token=zzz&seed=1 failed", "zzz"),
+        ("s3 GET https://b/x?X-Amz-Signature=zzz&X-Amz-Expires=60", "zzz"),
+        ("https://a.blob/x?sv=2024&sig=zzz%3D", "zzz"),
+        ("env: HF_TOKEN=zzz", "zzz"),
+        ("FOO=\nHF_TOKEN=zzz", "zzz"),
+        ("command='HF_TOKEN=zzz vllm serve'", "zzz"),
+        ("argv is ['vllm', '--api-key', 'zzz', '--seed', '0']", "zzz"),
+        ("Cookie: theme=dark; session=zzz", "zzz"),
+        ('> Authorization: Digest username="me", response="zzz"', "zzz"),
     ],
 )
 def test_a_value_is_hidden_by_the_name_before_it(text: str, secret: str) -> None:
@@ -120,6 +150,9 @@ def test_a_value_is_hidden_by_the_name_before_it(text: str, secret: str) -> None
         "vLLM ignores VLLM_ATTENTION_BACKEND: it is gone since 0.16",
         "hf_token=None api_key=null",
         "basic block of task-runner risk-averse",
+        "loading https://host/model?revision=main&limit=5",
+        "cache key: 12ab, sort_key=name",
+        "--tokenizer /models/x --max-num-batched-tokens 4096 ['--tokenizer', 'x']",
     ],
 )
 def test_evidence_is_left_as_it_is(text: str) -> None:
@@ -156,6 +189,11 @@ def test_a_credential_in_any_surroundings_is_hidden(before: str, after: str) -> 
         "eyJaaaaa.",
         "-----BEGIN PRIVATE",
         "token token --token ",
+        "token='",
+        "token=[",
+        "a=" * 40,
+        "https://host/x?a=b&signature",
+        "cookie: a=b; ",
     ],
 )
 def test_a_long_log_is_read_in_linear_time(line: str) -> None:
