@@ -205,10 +205,19 @@ def _rest(document: Mapping[str, Any]) -> Iterator[Case]:
             entities = "\n".join(finding["entities"])
             state = "passed" if finding["severity"] == "monitor" else "failure"
             yield Case("values", finding["code"], state, finding["detail"], entities)
+    compared = document.get("baseline")
+    if compared:
+        told = "; ".join(compared["reasons"])
+        title = f"{compared['name']}/{compared['number']}"
+        yield Case("baseline", title, _state(compared["verdict"]), told, told)
     reasons = list(document["reasons"])
-    state = {"pass": "passed", "mismatch": "failure"}.get(document["verdict"], "error")
+    state = _state(document["verdict"])
     told = "; ".join(reasons[:3])
     yield Case("run", "verdict", state, f"{document['verdict']}: {told}", "\n".join(reasons))
+
+
+def _state(verdict: str) -> str:
+    return {"pass": "passed", "mismatch": "failure"}.get(verdict, "error")
 
 
 def _timestamp(value: object) -> str:

@@ -33,6 +33,7 @@ def markdown_text(material: Material) -> str:
         *_head(material),
         *_axes(document["axes"]),
         *_list("Why", document["reasons"]),
+        *_baseline(document.get("baseline")),
         *_list("Suspects", [f"{e}: {why}" for e, why in isolated(material)]),
         *_findings(document["findings"]),
         *_divergences(material),
@@ -82,6 +83,26 @@ def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
     if len(entries) > MOST_LINES:
         lines.append(f"- … and {len(entries) - MOST_LINES} more (verdict.json has them all)")
     yield "\n".join(lines) + "\n"
+
+
+def _baseline(compared: Mapping[str, Any] | None) -> Iterator[str]:
+    """What the run was compared with, and each fact of the environment that is not what it was."""
+    if not compared:
+        return
+    title = f"{compared['name']}/{compared['number']}"
+    run = _code(compared["run_id"])
+    yield f"Compared with baseline {_code(title)} (run {run}): {compared['verdict']}.\n"
+    yield from _list(
+        "Changed since",
+        [
+            f"{c['group']}: {c['key']}: {_was(c['baseline'])} -> {_was(c['run'])}"
+            for c in compared["environment"]
+        ],
+    )
+
+
+def _was(value: str | None) -> str:
+    return "(unset)" if value is None else value
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -138,6 +159,9 @@ def _environment(material: Material) -> Iterator[str]:
     told = ", ".join(f"{k} {v}" for k, v in sorted(facts.items()) if v)
     version = material.document["run"].get("raytest_version", "")
     model = f"model {_code(spec.model.path)} ({spec.model.dtype})"
+    devices = {d.model for c in material.plan.cells for d in c.slot.devices if d.model}
+    if devices:
+        model += f" on {_inline(', '.join(sorted(devices)))}"
     yield f"{model}, {_inline(told) or 'environment unknown'}, raytest {_inline(str(version))}.\n"
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """The template with ``page.css`` inside. Only the style sheet and the charts, which are ours, are
-    marked safe in the templates; every other value is text."""
+    """The template with ``page.css`` inside. Only the style sheet and the charts, which are ours,
+    are marked safe in the templates; every other value is text."""
     css = (files("raytest.report") / "templates" / "page.css").read_text(encoding="utf-8")
     return _environment().get_template(template).render(css=css, **values)
 

@@ -24,6 +24,8 @@ HELP = {
     "raytest_requests_compared": "Requests compared along an axis.",
     "raytest_requests_divergent": "Requests that differ along an axis.",
     "raytest_control_caught": "Whether a planted difference was flagged.",
+    "raytest_baseline_stale": "Whether the baseline is of another environment.",
+    "raytest_baseline_age_seconds": "Age of the baseline that the run was compared with.",
     "raytest_gpu_suspect": "Whether a finding asks to isolate the GPU.",
 }
 OUTCOMES = {
@@ -76,6 +78,11 @@ def prometheus_text(material: Material, before: str = "") -> str:
     ):
         for state, n in counts.items():
             put(kind, n, state=state)
+    compared = document.get("baseline")
+    if compared:
+        put("raytest_baseline_stale", float(compared["stale"]), baseline=compared["name"])
+        if compared["age_s"] is not None:
+            put("raytest_baseline_age_seconds", compared["age_s"], baseline=compared["name"])
     suspects = {entity for entity, _ in isolated(material)}
     hostnames = material.hostnames()
     for cell in material.plan.cells:

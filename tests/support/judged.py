@@ -46,13 +46,14 @@ def write_judged(
     ended: str = "2026-12-01T00:02:05+00:00",
     facts: dict[str, str] | None = None,
     prompts: Callable[[pa.Table], pa.Table] | None = None,
+    prompt_ids: Sequence[Sequence[int]] | None = None,
     **more: Any,
 ) -> RunFolder:
     """Write a run, judge it and write its verdict, as ``raytest run`` does."""
     maker = RunMaker(
         spec(text), inventory(nodes, devices), **{"n_requests": 12, "length": 40, **more}
     )
-    folder = replace(maker, changes=changes).write(results, run_id)
+    folder = replace(maker, changes=changes, prompts=prompt_ids).write(results, run_id)
     if prompts is not None:
         folder.write_requests(prompts(folder.requests()))
     for cell in maker.plan.cells[:MOST_FACTS]:

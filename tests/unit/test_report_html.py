@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +15,9 @@ from raytest.report.html import html_text
 from raytest.report.material import Material, gather
 from raytest.report.timeline import spans
 from raytest.spec_file import parse_spec
+from tests.support.html_page import Page
 from tests.support.judged import OUTLIER, planted, write_facts, write_judged
 
-VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7*7 }}",
     "\x1b[31mred\x1b[0m\x07\x1b]0;title\x07",
@@ -26,39 +25,6 @@ NASTY = (
     "long " * 210_000,
 )
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text; raises where tags are not balanced."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {k: v or "" for k, v in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {k: v or "" for k, v in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 @pytest.fixture(scope="module")
