@@ -71,10 +71,11 @@ submit() {
 status() {
     local said
     said=$(job status "$1" 2>&1)
+    # A failed job's log follows, and may say anything: it is asked for first.
     case $said in
-        *"'$1' succeeded"*) echo succeeded ;;
         *"'$1' failed"*) echo failed ;;
         *"'$1' was stopped"*) echo stopped ;;
+        *"'$1' succeeded"*) echo succeeded ;;
         *"'$1': "*PENDING* | *"'$1': "*RUNNING*) echo going ;;
         *) echo unknown ;;
     esac

@@ -57,7 +57,8 @@ if [ "$1" = status ]; then
     [ -e "$STATE/nodes" ] || exit 0
     printf 'Node status\\n----\\nActive:\\n'
     awk '{print " 1 node_" $1}' "$STATE/nodes"
-    printf 'Pending:\\n (no pending nodes)\\nRecent failures:\\n 1 node_dead\\n'
+    printf 'Idle:\\n (no idle nodes)\\nPending:\\n (no pending nodes)\\n'
+    printf 'Recent failures:\\n 1 node_dead\\n'
     exit 0
 fi
 verb=$2
@@ -95,7 +96,9 @@ case $verb in
         fi
         ended=failed
         [ "$(cat "$job.rc")" = 0 ] && ended=succeeded
-        echo "Job '$id' $ended" ;;
+        echo "Job '$id' $ended"
+        # Ray goes on with the log's end.
+        echo "Status message: last available logs: Job 'r' succeeded" ;;
     logs)
         echo followed >>"$job.followed"
         case $RAY_DOES in
