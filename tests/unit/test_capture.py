@@ -229,3 +229,28 @@ def test_loaded_numeric_libraries_are_named_by_file(monkeypatch: pytest.MonkeyPa
         "library.libgomp": "libgomp-a34b3233.so.1,libgomp.so.1",
         "library.libnccl": "libnccl.so.2",
     }
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [("uv", "uv run"), ("/opt/bin/uv", "uv run"), ("sh", ""), ("uvx", "")]
+)
+def test_a_process_anywhere_below_uv_run_says_so(
+    tmp_path: Path, command: str, expected: str
+) -> None:
+    asked = "from raytest.fingerprint.host import launcher; print(launcher())"
+    child = [sys.executable, "-c", asked]
+    between = [sys.executable, "-c", f"import subprocess; subprocess.run({child!r}, check=True)"]
+    # A Python that is called "uv" and runs a script that is called "run".
+    (tmp_path / "run").write_text(f"import subprocess\nsubprocess.run({between!r}, check=True)")
+    done = subprocess.run(
+        [command, "run"],
+        executable=sys.executable,
+        cwd=tmp_path,
+        # Python looks for its library where a command of its name is found.
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(Path(host.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr

@@ -77,6 +77,7 @@ def test_nodes_that_are_equal_have_no_findings() -> None:
         ("env.VLLM_BATCH_INVARIENT", "1", "warning", "unknown-variable"),
         ("env.NCCL_ALGO", "Ring", "info", "node-local-variable"),
         ("env.RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1", "error", "gpus-not-confined"),
+        ("process.launcher", "uv run", "warning", "uv-run"),
         ("capture.failed.cpu", "OSError", "warning", "unread-facts"),
     ],
 )
@@ -132,8 +133,10 @@ def test_a_cpu_torch_on_a_node_without_gpus_is_right() -> None:
     [
         ("ray.version", "error"),
         ("python.version", "error"),
-        ("vllm.version", "warning"),
-        ("package.transformers", "warning"),
+        ("vllm.version", "error"),
+        ("torch.files_digest", "error"),
+        ("package.transformers", "error"),
+        ("package.numpy", "warning"),
         ("env.NCCL_PROTO", "warning"),
         ("model.weights", "error"),
     ],
@@ -163,6 +166,19 @@ def test_two_kinds_of_gpu_are_named_by_place() -> None:
     mixed = found(**{"gpu.1.name": "NVIDIA H100"})
     assert [f.where for f in mixed] == ["gpu.name"]
     assert "NVIDIA H100 on n1 GPU 1" in mixed[0].sentence
+
+
+def test_two_drivers_are_an_error_and_two_power_limits_a_warning() -> None:
+    drivers = found(**{"gpu.1.driver": "580.0"})
+    assert [(f.severity, f.where) for f in drivers] == [("error", "gpu.driver")]
+    limits = found(**{"gpu.0.power.limit": "700", "gpu.1.power.limit": "500"})
+    assert [(f.severity, f.where) for f in limits] == [("warning", "gpu.power.limit")]
+
+
+@pytest.mark.parametrize("off", ["0", "false"])
+def test_uv_run_is_right_where_its_hook_is_off(off: str) -> None:
+    facts = {"process.launcher": "uv run", "env.RAY_ENABLE_UV_RUN_RUNTIME_ENV": off}
+    assert found(**facts) == []
 
 
 def test_a_large_fleet_is_summed_up() -> None:
