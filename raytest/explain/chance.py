@@ -43,9 +43,11 @@ def _given(member: Ints, others: Sequence[Ints], outcome: Ints, units: Sequence[
     import numpy as np
 
     strata = joint(others) if others else np.zeros(len(outcome), dtype=np.int64)
-    p_values, disjoint = [], True
-    for stratum in range(size(strata)):
-        rows = np.flatnonzero(strata == stratum)
+    p_values, disjoint = [1.0], True
+    order = np.argsort(strata, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(strata))[:-1]):
+        if (outcome[rows] == outcome[rows[0]]).all():
+            continue
         f, p = relabel(member[rows]), relabel(outcome[rows])
         for unit in (*units, np.arange(len(outcome))):
             block = relabel(unit[rows])

@@ -48,7 +48,10 @@ def factors_of(folder: RunFolder, members: Sequence[Member]) -> list[Factor]:
     for key in sorted({k for facts in planned for k in facts}):
         columns[key] = [facts.get(key, ABSENT) for facts in planned]
     factors = [_factor(name, values, *_planned_role(name)) for name, values in columns.items()]
-    recorded = _columns(_launches(folder.fingerprints()))
+    table = folder.fingerprints()
+    constant = _constant(table, len(set(rows)))
+    recorded = _columns(_launches(_without(table, constant.keys())))
+    recorded |= {key: dict.fromkeys(rows, value) for key, value in constant.items()}
     for name, by_launch in recorded.items():
         role = _recorded_role(name)
         if role is not None:
@@ -141,6 +144,39 @@ def _group(key: str) -> Group:
         if fact not in ("count", "topology"):
             return group_of(f"gpu[0].{fact}")
     return Group.SETTINGS if key.startswith(("engine.", "reference.")) else group_of(key)
+
+
+def _constant(table: pa.Table, n_launches: int) -> dict[str, str]:
+    """Keys that every launch has with one value: most of them, and quick to tell in Arrow. (Those
+    of GPUs are renamed, and a second attempt may lack some: neither is told here.)"""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not table.num_rows or pc.max(table.column("attempt")).as_py() > 0:
+        return {}
+    launch = pc.binary_join_element_wise(
+        table.column("cell_id"), table.column("launch").cast(pa.string()), "/"
+    )
+    grouped = table.select(["key", "value"]).append_column("of", launch)
+    grouped = grouped.group_by("key").aggregate(
+        [("value", "count_distinct"), ("value", "min"), ("of", "count_distinct")]
+    )
+    same = grouped.filter(
+        pc.and_(
+            pc.equal(grouped.column("value_count_distinct"), 1),
+            pc.equal(grouped.column("of_count_distinct"), n_launches),
+        )
+    )
+    pairs = zip(*(same.column(c).to_pylist() for c in ("key", "value_min")), strict=True)
+    return {key: value for key, value in pairs if not key.startswith("gpu.")}
+
+
+def _without(table: pa.Table, keys: Iterable[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    left_out = pc.is_in(table.column("key"), pa.array(sorted(keys), pa.string()))
+    return table.filter(pc.invert(left_out))
 
 
 def _launches(table: pa.Table) -> dict[tuple[str, int], dict[str, dict[int, str]]]:

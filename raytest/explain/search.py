@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 MOST_ORDER = 3
-SAMPLED_PAIRS = 512
+SAMPLED_PAIRS = 1024
 # Above this many columns, sets of three are not tried: their number grows with the cube.
 MOST_FOR_TRIPLES = 160
 MOST_SETS = 100
-MOST_CHECKED = 5_000
+MOST_CHECKED = 2_000
 
 Set = tuple[Column, ...]
 
@@ -36,12 +36,14 @@ def sufficient_sets(
     """The coarsest sets of the lowest order that determine ``outcome``; [] where none up to three
     columns does.
 
-    Sets of two or more that tell apart all that one of ``names`` (partitions by slot, by node)
-    does, and are finer than the outcome, do no more than name those: they are left out.
+    Sets of two or more that are finer than the outcome and tell apart all that one of ``names``
+    (partitions by slot, by node) does, or have fewer than two workers a value, do no more than name
+    workers: they are left out.
     """
     single = [(c,) for c in columns if refines(c.codes, outcome)]
     if single:
         return coarsest(single)
+    columns = [c for c in columns if not _only_names(c.codes, outcome, ())]
     parted = _parted(columns, outcome)
     for order in range(2, MOST_ORDER + 1):
         if order > 2 and len(columns) > MOST_FOR_TRIPLES:
@@ -60,7 +62,8 @@ def sufficient_sets(
 
 
 def _only_names(codes: Ints, outcome: Ints, names: Sequence[Ints]) -> bool:
-    return size(codes) > size(outcome) and any(refines(codes, n) for n in names)
+    n = size(codes)
+    return n > size(outcome) and (2 * n > len(codes) or any(refines(codes, x) for x in names))
 
 
 def coarsest(sets: Sequence[Set]) -> list[Set]:
@@ -82,7 +85,7 @@ def _parted(columns: Sequence[Column], outcome: Ints) -> npt.NDArray[np.float32]
 
     rng = np.random.default_rng(0)
     n = len(outcome)
-    a, b = rng.integers(n, size=(2, 40 * SAMPLED_PAIRS))
+    a, b = rng.integers(n, size=(2, 20 * SAMPLED_PAIRS))
     different = np.flatnonzero(outcome[a] != outcome[b])[:SAMPLED_PAIRS]
     a, b = a[different], b[different]
     if not columns:
@@ -99,9 +102,10 @@ def _screened(together: npt.NDArray[np.float32], order: int) -> list[tuple[int, 
     n = len(together)
     found: list[tuple[int, ...]] = []
     for first in combinations(range(n), order - 2):
-        left = together if not first else together * together[first[0]]
+        # only pairs that the first column leaves together are left for the others to part
+        left = together[:, together[first[0]] > 0] if first else together
         start = first[-1] + 1 if first else 0
-        missed = left[start:] @ together[start:].T
+        missed = left[start:] @ left[start:].T
         rows, others = np.nonzero(np.triu(missed == 0, 1))
         pairs = zip((rows + start).tolist(), (others + start).tolist(), strict=True)
         found += [(*first, i, j) for i, j in pairs]

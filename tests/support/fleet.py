@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from raytest.explain.attribute import attribute
 from raytest.explain.partition import relabel
 from raytest.explain.tables import UNSTABLE, Explanation, Factor, Outcomes, Role
+from raytest.plan import Launch
+from raytest.schema import fingerprints_schema
+from raytest.store import RunFolder
 
 Values = Callable[[int, int], object]
 
@@ -79,3 +83,26 @@ class Fleet:
 def factor(name: str, values: Sequence[str], role: Role = Role.SETTING) -> Factor:
     levels = list(dict.fromkeys(values))
     return Factor(name, role, relabel([levels.index(v) for v in values]), tuple(levels))
+
+
+def write_fingerprints(
+    folder: RunFolder, facts: Callable[[Launch, int], Mapping[str, str]], *, attempt: int = 0
+) -> None:
+    """Fingerprints of every launch: ``facts`` of its actor (rank -1) and of each rank."""
+    for launch in folder.plan().launches():
+        cell = launch.cell
+        rows = [
+            {
+                "cell_id": cell.cell_id,
+                "launch": launch.launch,
+                "attempt": attempt,
+                "rank": rank,
+                "stage": "before load" if rank < 0 else "loaded",
+                "key": key,
+                "value": value,
+            }
+            for rank in range(-1, len(cell.slot.devices))
+            for key, value in facts(launch, rank).items()
+        ]
+        table = pa.Table.from_pylist(rows, schema=fingerprints_schema())
+        folder.write_fingerprints((cell.cell_id, launch.launch), attempt, table)
