@@ -46,8 +46,9 @@ def margins_at(
     b_of_b = b.logprobs[b.logprob_start[in_b[rows]] + at]
     a_of_b = _listed(a, in_a[rows], at, token_b)
     b_of_a = _listed(b, in_b[rows], at, token_a)
-    out.margin_a[rows] = a_of_a.astype(np.float64) - a_of_b
-    out.margin_b[rows] = b_of_b.astype(np.float64) - b_of_a
+    with np.errstate(invalid="ignore"):
+        out.margin_a[rows] = a_of_a.astype(np.float64) - a_of_b
+        out.margin_b[rows] = b_of_b.astype(np.float64) - b_of_a
     out.mutual[rows] = ~np.isnan(a_of_b) & ~np.isnan(b_of_a)
     for left, right in ((a_of_a, b_of_a), (a_of_b, b_of_b)):
         known = ~np.isnan(left) & ~np.isnan(right)
