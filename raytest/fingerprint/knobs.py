@@ -54,11 +54,14 @@ def behaviour_changes(one: str, other: str) -> list[str]:
 def machine_defaults(env: Mapping[str, str]) -> list[Finding]:
     """What this machine would decide where ``env`` does not: a likely difference between nodes."""
     findings = []
-    for name in ("OMP_NUM_THREADS", "PYTHONHASHSEED"):
+    unset = {
+        "OMP_NUM_THREADS": ("it follows the core count", 2),
+        "PYTHONHASHSEED": ("it is random", 1),
+    }
+    for name, (why, level) in unset.items():
         if not env.get(name):
-            why = "it follows the core count" if name.startswith("OMP") else "it is random"
             sentence = f"{name} is unset: in each process {why}."
-            remedy = "Determinism level 2 and above sets it."
+            remedy = f"Determinism level {level} and above sets it."
             findings.append(Finding("info", "unset-variable", name, sentence, remedy))
     if not env.get("CUDA_DEVICE_ORDER"):
         sentence = "CUDA_DEVICE_ORDER is unset: on nodes with mixed GPUs CUDA counts by speed."

@@ -25,6 +25,7 @@ from raytest.fingerprint.knobs_data import (
     SAMPLING_ARGUMENTS,
     VARIABLES,
 )
+from raytest.seeding import level_env
 
 VERSIONS = ("0.24.0", "0.26.0", "0.32.0", "0.33.0")
 FIELDS_032 = frozenset(
@@ -349,6 +350,13 @@ def test_engines_share_a_machine_without_gpus_under_every_profile(profile: str) 
 )
 def test_versions_are_read_by_major_and_minor(text: str, expected: tuple[int, int]) -> None:
     assert knobs.parse_version(text) == expected
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTHONHASHSEED"])
+def test_the_level_that_is_advised_is_the_lowest_that_sets_the_variable(name: str) -> None:
+    lowest = next(level for level in range(6) if name in level_env(level))
+    unset = only([f for f in machine_defaults({}) if f.where == name])
+    assert unset.remedy == f"Determinism level {lowest} and above sets it."
 
 
 def test_machine_defaults_name_what_is_left_to_the_node() -> None:
