@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raytest.compare.axes import Grouping, group_members
 from raytest.compare.axis_result import AxisData, AxisNumbers, axis_numbers
@@ -98,7 +98,7 @@ def judge(
     groupings = [group_members(axis, observed.members, spec) for axis in axes]
     classes = [form_classes(observed, g.groups) for g in groupings]
     paths = [p for folder in folders for p in folder.payload_paths()]
-    compared, pair_of = _compare(observed, classes, paths)
+    compared, pair_of = _compare(observed, classes, paths, _longest(observed))
     findings, bad = value_findings(observed, compared.facts)
     data = [
         _axis_data(i, grouping, formed, compared, pair_of[i], bad, observed, spec)
@@ -109,7 +109,7 @@ def judge(
     outcomes = {r.axis: r.outcome for r in results}
     findings += axis_findings(data, outcomes, attributions, observed)
     controls = (
-        *planted_control(observed, _some_payload(observed, folders[0])),
+        *planted_control(observed, compared.sample),
         *((engine,) if engine is not None else ()),
     )
     coverage = coverage_of(observed)
@@ -130,9 +130,10 @@ def judge(
 
 
 def _compare(
-    observed: Observed, classes: Sequence[Classes], paths: Sequence[Path]
+    observed: Observed, classes: Sequence[Classes], paths: Sequence[Path], sample: int
 ) -> tuple[Compared, list[npt.NDArray[np.int64]]]:
-    """Compare every distinct pair of payloads once; per axis, which pair each divergence is.
+    """Compare every distinct pair of payloads once; per axis, which pair each divergence is. The
+    payload at ``sample`` is kept.
 
     A pair's histogram is that of the set of axes it occurs on (a bit per axis).
     """
@@ -151,7 +152,7 @@ def _compare(
     for i, part in enumerate(parts):
         kind[part] |= 1 << i
     pairs = Pairs(unique // max(n, 1), unique % max(n, 1), kind)
-    return compare_payloads(paths, observed.payload_ids, pairs), parts
+    return compare_payloads(paths, observed.payload_ids, pairs, sample), parts
 
 
 def _axis_data(
@@ -227,19 +228,16 @@ def _attribute(data: Sequence[AxisData], observed: Observed) -> dict[Axis, Attri
     }
 
 
-def _some_payload(observed: Observed, folder: RunFolder) -> Any:
-    """The longest completion of the first trial that has one, to plant a difference in."""
+def _longest(observed: Observed) -> int:
+    """Payload of the longest completion of the first trial that has one (-1: none), to plant a
+    difference in."""
     import numpy as np
 
     lengths = np.where(observed.payload >= 0, observed.n_tokens, 0)
-    own = np.array([m.run == 0 for m in observed.members], dtype=np.bool_)
-    lengths[~own] = 0
     if not lengths.size or not lengths.max():
-        return None
+        return -1
     first = int(np.argmax(lengths.max(axis=1) > 0))
-    unit = int(lengths[first].argmax())
-    chosen = observed.payload_ids[int(observed.payload[first, unit])].as_py()
-    return folder.payloads([chosen])[chosen]
+    return int(observed.payload[first, int(lengths[first].argmax())])
 
 
 def _verdict(

@@ -137,7 +137,10 @@ def _foreign_rows(table: pa.Table, key: TrialKey) -> str:
     import pyarrow.compute as pc
 
     for column, value in zip(("cell_id", "launch", "trial"), key, strict=True):
-        if not pc.all(pc.equal(table.column(column), value), min_count=0).as_py():
+        if pc.min_max(table.column(column)).as_py() not in (
+            {"min": value, "max": value},
+            {"min": None, "max": None},
+        ):
             return f"rows with another {column} than {value!r}"
     return ""
 

@@ -19,7 +19,7 @@ from raytest.compare.flat import (
 from raytest.compare.pairs import Histogram, PairMetrics, compare_pairs
 from raytest.errors import StoreError
 from raytest.schema import payloads_schema
-from raytest.store import open_table
+from raytest.store import Payload, open_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +54,7 @@ class Compared:
     facts: PayloadFacts
     pairs: PairMetrics
     histograms: dict[int, Histogram]
+    sample: Payload | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,10 @@ class _RowGroup:
 SMALL_FILE = 1 << 18
 
 
-def compare_payloads(paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs) -> Compared:
-    """Read every payload of ``payload_ids`` and compare ``pairs``.
+def compare_payloads(
+    paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs, sample: int = -1
+) -> Compared:
+    """Read every payload of ``payload_ids``, compare ``pairs``, and keep the one at ``sample``.
 
     Row groups are read once, in order, a few ahead. A pair is compared when the later of its two
     payloads arrives; the earlier is held until its last pair is done, so memory follows the spread
@@ -84,17 +87,37 @@ def compare_payloads(paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs)
     facts = PayloadFacts(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_))
     metrics = PairMetrics.empty(len(pairs.payload))
     histograms = {int(k): Histogram.empty() for k in np.unique(pairs.kind)}
+    kept: Payload | None = None
     with ThreadPoolExecutor(threads()) as pool:
         groups = _locate(pool, paths, payload_ids)
         schedule = _Schedule.of(groups, n, pairs)
         done = in_order(pool, schedule.works(in_order(pool, map(_reader, groups))))
         for work, results in done:
             work.note(facts)
+            if (work.index == sample).any() and sample >= 0:
+                kept = _payload(work, sample, payload_ids)
             for which, found, counted in results:
                 metrics.put(which, found)
                 for kind, histogram in counted.items():
                     histograms[kind].counts += histogram.counts
-    return Compared(facts, metrics, histograms)
+    return Compared(facts, metrics, histograms, kept)
+
+
+def _payload(work: _Work, number: int, payload_ids: pa.Array) -> Payload:
+    """One payload of a row group, as arrays of its own."""
+    row, flat = int((work.index == number).argmax()), work.flat
+    n, k = int(flat.length[row]), int(flat.top_k[row])
+    tokens, top = int(flat.token_start[row]), int(flat.top_start[row])
+    logprobs = int(flat.logprob_start[row])
+    return Payload(
+        payload_id=payload_ids[number].as_py(),
+        token_ids=flat.tokens[tokens : tokens + n].copy(),
+        logprobs=flat.logprobs[logprobs : logprobs + int(flat.n_logprobs[row])].copy(),
+        top_k=k,
+        top_token_ids=flat.top_ids[top : top + n * k].copy(),
+        top_logprobs=flat.top_logprobs[top : top + n * k].copy(),
+        text=None,
+    )
 
 
 def _reader(group: _RowGroup) -> Callable[[], pa.Table]:
