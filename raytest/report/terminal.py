@@ -53,6 +53,8 @@ def _screen(
         lines += _streams(shown)
     elif any(a["worst"] for a in document["axes"]):
         lines += _worst(document["axes"])
+    if document.get("baseline"):
+        lines.append(_baseline(document["baseline"]))
     lines.append(_coverage(document))
     if where:
         lines.append(f"run folder: {where}")
@@ -100,6 +102,17 @@ def _skipped(skipped: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     first = skipped[0]
     return [f"{len(skipped)} requests cannot run ({first['request_id']}: {first['error']})"]
+
+
+def _baseline(compared: Mapping[str, Any]) -> str:
+    title = f"baseline {compared['name']}/{compared['number']}, run {compared['run_id']}"
+    changed = len(compared["environment"])
+    told = f"{changed} facts of the environment changed" if changed else "same environment"
+    if compared["axis"]:
+        requests = compared["axis"]["requests"]
+        differ = requests["compared"] - requests["bitwise"]
+        told += f", {differ} of {requests['compared']} requests differ"
+    return f"{title}: {told}: {compared['verdict']}"
 
 
 def _coverage(document: Mapping[str, Any]) -> str:
