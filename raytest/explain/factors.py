@@ -118,6 +118,8 @@ _PLANNED: Mapping[str, Role] = {
 
 def _planned_role(name: str) -> tuple[Role, int]:
     label = Role.LABEL if name.startswith("label ") else Role.SETTING
+    if name == "label ray.io/node-id":
+        return Role.IDENTITY, 0
     return _PLANNED.get(name, label), 0
 
 
