@@ -48,7 +48,8 @@ def heat_map(agreement: Agreement, shares: npt.NDArray[np.float64], name: str, w
     n = len(labels)
     edges = np.concatenate([[0.0], np.cumsum(np.ones(n) if single else np.sqrt(counts))])
     side = min(4.0, 1.4 + 0.32 * n)
-    figure, axes = _figure(side + 1.0, side)
+    words = max(len(_cut(x)) for x in labels) if n <= MOST_NAMES else 0
+    figure, axes = _figure(side + 1.0 + 0.07 * words, side)
     few = n <= MOST_NAMES
     mesh = axes.pcolormesh(
         edges,
@@ -116,7 +117,7 @@ def survival(axes_of: Sequence[Mapping[str, Any]]) -> str:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     low = min(s for v in curves.values() for _, s in v)
-    axes.set_ylim(max(0.0, low - 0.1 * (1.001 - low)) if low > 0.5 else 0.0, 1.01)
+    axes.set_ylim(min(0.9, low - 0.1 * (1 - low)) if low > 0.5 else 0.0, 1.01)
     axes.set_xlabel("tokens")
     axes.set_ylabel("share still identical")
     _legend(axes)
