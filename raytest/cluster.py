@@ -255,6 +255,13 @@ def start_worker(
     return ray.remote(Worker).options(**options).remote(job)
 
 
+def worker_errors() -> tuple[type[Exception], ...]:
+    """What waiting for a worker raises when its process, its node or the cluster is gone."""
+    from ray.exceptions import RayError
+
+    return (RayError,)
+
+
 def end_worker(actor: Any, node_id: str, pid: int | None) -> None:
     """Kill a worker and every process it started, and wait until they are gone."""
     import ray

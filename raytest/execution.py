@@ -7,15 +7,16 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raytest import cluster
 from raytest.configure import Target, configure
 from raytest.engines.base import EngineConfig, Request
-from raytest.errors import CellError, ExitCode, RaytestError, StoreError
+from raytest.errors import ExitCode, RaytestError, StoreError
 from raytest.inventory import Inventory
+from raytest.live_worker import LiveWorker, cause_of
 from raytest.plan import Cell, Launch, Plan, Trial
 from raytest.reservation import Reservation
 from raytest.schema import CellState
@@ -26,8 +27,6 @@ from raytest.workload import arrange
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-T = TypeVar("T")
 
 
 class StoppedError(RaytestError):
@@ -229,8 +228,7 @@ class _Attempt:
         self._launch = launch
         self._attempt = attempt
         self._phase = "placing"
-        self._actor: Any = None
-        self._pid: int | None = None
+        self._worker: LiveWorker | None = None
         node = self._run.inventory.node(launch.cell.slot.nodes[0])
         self._node_id, self._hostname = node.node_id, node.hostname
         name = f"{launch.cell.cell_id}-{launch.launch}-{attempt}.log"
@@ -252,10 +250,10 @@ class _Attempt:
         except TimeoutError as error:
             failed = "time-out", str(error)
         except RaytestError as error:
-            failed = "error", _cause(error)
+            failed = "error", cause_of(error)
         # A worker's process edge: whatever ended it marks the cell, and the text is kept.
         except Exception as error:  # noqa: BLE001
-            failed = type(error).__name__, _cause(error)
+            failed = type(error).__name__, cause_of(error)
         finally:
             log = await asyncio.shield(asyncio.to_thread(self._clean_up))
         if failed is not None:
@@ -269,12 +267,8 @@ class _Attempt:
         )
         job = Job(config, self._where(), env, self._node_id, self._log)
         self._tell(CellState.PLACED)
-        self._actor = cluster.start_worker(
-            job, cell.slot, node_id=self._node_id, env=env, runtime_env=variant.runtime_env
-        )
-        pin = await self._answer("prove_pin", limits.place_s)
-        self._pid = pin["pid"]
-        self._event("pinned", **pin)
+        self._worker = LiveWorker(job, cell.slot, variant.runtime_env)
+        self._event("pinned", **await self._worker.place(limits.place_s))
         self._enter("loading", CellState.LOADING)
         records = await self._answer("start", limits.start_s)
         self._write_fingerprints(records, config)
@@ -324,7 +318,7 @@ class _Attempt:
     def _trial_job(self, trial: Trial) -> TrialJob:
         run, cell = self._run, self._launch.cell
         variant = next(v for v in run.spec.variants if v.name == cell.variant)
-        requests = _with_logprobs(run.requests, run.spec.logprobs(variant))
+        requests = with_logprobs(run.requests, run.spec.logprobs(variant))
         batches = arrange(requests, trial.arrangement, run.spec.seed)
         return TrialJob(
             trial=trial.trial,
@@ -352,11 +346,8 @@ class _Attempt:
 
     async def _answer(self, method: str, timeout_s: float, *args: Any) -> Any:
         """A worker method's result within its time limit."""
-        ref = getattr(self._actor, method).remote(*args)
-        try:
-            return await asyncio.wait_for(_await(ref), timeout_s)
-        except TimeoutError:
-            raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from None
+        assert self._worker is not None
+        return await self._worker.answer(method, timeout_s, *args)
 
     def _write_fingerprints(
         self, records: list[tuple[int, str, dict[str, str]]], config: EngineConfig
@@ -396,20 +387,15 @@ class _Attempt:
 
     def _clean_up(self) -> str:
         """End the worker and everything it started, keep its output; the end of that output."""
-        if self._actor is None:
+        if self._worker is None:
             return ""
-        cluster.end_worker(self._actor, self._node_id, self._pid)
-        text = cluster.fetch_log(self._node_id, self._log)
+        text = self._worker.end()
         path = self._run.folder.log_path(
             self._launch.cell.cell_id, self._launch.launch, self._attempt
         )
         with contextlib.suppress(OSError):
             path.write_text(text, encoding="utf-8")
         return "\n".join(text.splitlines()[-15:])[-4000:]
-
-
-async def _await(ref: Awaitable[T]) -> T:
-    return await ref
 
 
 async def _all(tasks: list[asyncio.Task[None]]) -> None:
@@ -434,7 +420,7 @@ def _is(event: Mapping[str, Any], launch: Launch) -> bool:
     return event.get("cell_id") == launch.cell.cell_id and event.get("launch") == launch.launch
 
 
-def _with_logprobs(requests: list[Request], logprobs: int | None) -> list[Request]:
+def with_logprobs(requests: list[Request], logprobs: int | None) -> list[Request]:
     """The same requests with another number of logprobs kept (an arm of the observer-effect
     control)."""
     return [
@@ -451,12 +437,3 @@ def _shared_cores(inventory: Inventory) -> int | None:
     if inventory.device_kind == "gpu" or len({n.hostname for n in inventory.nodes}) > 1:
         return None
     return os.cpu_count()
-
-
-def _cause(error: BaseException) -> str:
-    """What went wrong, in one line: Ray wraps the worker's own error in its traceback."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, RaytestError | CellError):
-        return str(cause)
-    lines = [line for line in str(cause or error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raytest.engines.base import Engine, EngineConfig, Request
+from raytest.engines.trace import Trace, TraceJob
 from raytest.errors import CellError, RaytestError
 from raytest.seeding import compare_audits, seed_everything, state_digests
 
@@ -138,6 +139,15 @@ class Worker:
         engine.reset(trial.seed)
         completions, _ = engine.generate(trial.batches)
         return len(completions)
+
+    def trace(self, job: TraceJob) -> Trace:
+        """One pass with hooks on every module, seeded as a trial is; what they saw of one
+        request."""
+        engine = self._require_engine()
+        config = self._job.config
+        seed_everything(job.seed, level=config.level, warn_only=config.warn_only)
+        engine.reset(job.seed)
+        return engine.trace_batches(job)
 
     def payloads(self, payload_ids: Sequence[bytes]) -> pa.Table:
         """Payload rows of the last trial by id."""

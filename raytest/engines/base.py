@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from raytest.engines.trace import Trace, TraceJob
+
 # How an engine's owner tells each of its ranks the seed before the rank loads anything.
 SEED_VARIABLE = "RAYTEST_RANK_SEED"
 
@@ -139,6 +141,10 @@ class Engine(Protocol):
         self, requests: Sequence[Request], completions: Sequence[Sequence[int]]
     ) -> list[Completion]:
         """Score fixed completions (teacher forcing): logprobs of exactly those tokens."""
+
+    def trace_batches(self, job: TraceJob) -> Trace:
+        """Like ``generate``, with hooks on every module: what they took in and handed on while one
+        request ran. Results are those of a pass without hooks."""
 
     def reset(self, seed: int) -> list[Mapping[str, str]]:
         """Before a trial: drop caches, seed every rank; the seed audit, one mapping per rank

@@ -254,7 +254,10 @@ class ReferenceEngine:
         for batch in job.batches:
             made = [(r, self._sequences(r)) for r in batch]
             sequences = [s for _, found in made if not isinstance(found, str) for s in found]
-            traced = next((s for s in sequences if s.request.request_id == job.request_id), None)
+            wanted = job.request_id, job.sample_index
+            traced = next(
+                (s for s in sequences if (s.request.request_id, s.sample_index) == wanted), None
+            )
             if traced is not None:
                 recorder = Recorder(traced.key)
                 self._running.model.probe = recorder

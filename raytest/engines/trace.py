@@ -94,6 +94,7 @@ class TraceJob:
     seed: int
     keep: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     limit_bytes: int = 64 * 1024 * 1024
+    sample_index: int = 0
 
     def options(self) -> dict[str, Any]:
         """What a rank must know, in plain values."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raytest.engines.trace import Part, decoded
-from raytest.explain.traces import Comparison
+from raytest.engines.trace import Layout, Part, decoded
+from raytest.explain.traces import Compared, Comparison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,14 +75,23 @@ def growth_of(comparison: Comparison, position: int) -> list[Growth]:
     for index, module in enumerate(modules):
         members = by_module[module]
         if any(c.differs_at(position) for c in members):
-            pairs = [(c.a[0], c.b[0], (position,)) for c in members if c.rank is not None]
+            pairs = [(c.a[0], c.b[0], (position,)) for c in distinct(members)]
             distance = distance_of(pairs)
         else:
-            columns = sum(c.a[0].columns for c in members)
+            columns = sum(c.a[0].columns for c in distinct(members))
             distance = Distance(columns, 0, 0.0, 0.0, 0.0, 0.0)
         if distance is not None:
             grown.append(Growth(index, module, position, distance))
     return grown
+
+
+def distinct(members: Sequence[Compared]) -> list[Compared]:
+    """Those whose elements count: of a tensor that every rank holds whole one rank's (one that
+    differs, where any does), of others every rank's; none where ranks were added up."""
+    ranks = [c for c in members if c.rank is not None]
+    whole = [c for c in ranks if c.a[0].layout is Layout.WHOLE]
+    whole.sort(key=lambda c: not c.different.any())
+    return whole[:1] or ranks
 
 
 def _distance(a: Part, b: Part, positions: Sequence[int]) -> Distance | None:

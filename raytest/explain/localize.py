@@ -13,7 +13,14 @@ from itertools import pairwise
 from typing import Any
 
 from raytest.engines.trace import Layout
-from raytest.explain.growth import Distance, Growth, distance_of, growth_of, reduction_holds
+from raytest.explain.growth import (
+    Distance,
+    Growth,
+    distance_of,
+    distinct,
+    growth_of,
+    reduction_holds,
+)
 from raytest.explain.traces import Compared, Comparison
 
 MOST_POSITIONS = 8
@@ -108,7 +115,8 @@ class Localization:
             d = self.distance
             rows += f", {d.n_different} of {d.n_elements} elements in the rows kept"
         if self.ranks:
-            rows += f", on rank {', '.join(map(str, self.ranks))}"
+            word = "rank" if len(self.ranks) == 1 else "ranks"
+            rows += f", on {word} {', '.join(map(str, self.ranks))}"
         return rows
 
 
@@ -248,4 +256,4 @@ def _split(comparison: Comparison, first: Compared) -> str:
 
 
 def _distance(members: Sequence[Compared], rows: Sequence[int]) -> Distance | None:
-    return distance_of([(c.a[0], c.b[0], rows) for c in members if c.rank is not None])
+    return distance_of([(c.a[0], c.b[0], rows) for c in distinct(members)])
