@@ -17,6 +17,7 @@ def growth_svg(localization: Localization, pair: Sequence[str]) -> str:
     place, by execution order; the first module that differs is marked."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     growth = localization.growth
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "raytest", "text.parse_math": False}):
@@ -28,6 +29,7 @@ def growth_svg(localization: Localization, pair: Sequence[str]) -> str:
         axes.plot(x, [_value(g.distance.mean_ulp) for g in growth], "-", color="#08519c",
                   linewidth=1, label="mean")  # fmt: skip
         axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_ylim(bottom=0)
         axes.set_ylabel("units in the last place")
         first = next((g for g in growth if g.module == localization.module), None)
