@@ -109,8 +109,9 @@ class Worker:
         engine = self._require_engine()
         config = self._job.config
         seed_everything(trial.seed, level=config.level, warn_only=config.warn_only)
-        audits = {f"rank {r}": dict(s) for r, s in enumerate(engine.reset(trial.seed))}
+        # at once: the call to the ranks below may itself draw from this process' generators
         states = state_digests()
+        audits = {f"rank {r}": dict(s) for r, s in enumerate(engine.reset(trial.seed))}
         self._check_agreement({"the actor": states, **audits}, f"before trial {trial.trial}")
         started_at, clock = datetime.now(UTC), time.monotonic()
         completions, steps = engine.generate(trial.batches)

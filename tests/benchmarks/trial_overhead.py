@@ -1,4 +1,10 @@
-"""Run by test_bench_main: one engine, bare ``generate`` and raytest trials in turn; JSON on stdout."""
+"""Run by test_bench_main: one engine, bare ``generate`` and raytest trials in turn; JSON on stdout.
+
+    trial_overhead.py FOLDER PAIRS
+
+On a GPU the model is larger and CUDA graphs are on, as in production; the third arm asks for no
+logprobs, which shows what keeping them costs.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,31 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-FOLDER, PAIRS = Path(sys.argv[1]), int(sys.argv[2])
-MAX_TOKENS, REQUESTS = 64, 32
+SPEC = """
+name = "bench"
+[model]
+path = "{model}"
+dtype = "bfloat16"
+max_model_len = 1024
+[workload]
+limit = {requests}
+sampling = {{ max_tokens = {tokens}, logprobs = 5, ignore_eos = true }}
+[[variants]]
+name = "tp1"
+engine = {{ enforce_eager = {eager} }}
+"""
+CPU = {"model": "synthetic:tiny", "requests": 32, "tokens": 64, "eager": "true"}
+GPU = {"model": "synthetic:1b", "requests": 64, "tokens": 256, "eager": "false"}
 
 
 def main() -> None:
+    from dataclasses import replace
+
     from raytest.configure import Target, configure
     from raytest.engines.vllm import sampling_params
+    from raytest.fingerprint.gpu import gpus
     from raytest.inventory import Device, Inventory, Node
     from raytest.plan import make_plan
     from raytest.runner import find_model, read_workload, vllm_version
@@ -25,35 +48,24 @@ def main() -> None:
     from raytest.worker import Job, TrialJob, Worker
     from raytest.workload import arrange
 
-    spec = parse_spec(
-        f"""
-name = "bench"
-[model]
-path = "synthetic:tiny"
-dtype = "bfloat16"
-max_model_len = 512
-[workload]
-limit = {REQUESTS}
-sampling = {{ max_tokens = {MAX_TOKENS}, ignore_eos = true }}
-[[variants]]
-name = "tp1"
-""",
-        "bench",
-    )
+    folder, pairs = Path(sys.argv[1]), int(sys.argv[2])
+    found = gpus()
+    settings = GPU if found else CPU
+    spec = parse_spec(SPEC.format(**settings), "bench")
     model = find_model(spec)
-    node = Node("here", "here", "here", (Device("here", 0, "cpu:here:0", "cpu"),))
-    plan = make_plan(spec, Inventory((node,)))
+    kind, uuid = ("gpu", found[0]["uuid"]) if found else ("cpu", "cpu:here:0")
+    node = Node("here", "here", "here", (Device("here", 0, uuid, kind),))
+    cell = make_plan(spec, Inventory((node,))).cells[0]
     config, env = configure(
         spec,
-        plan.cells[0],
-        Target("cpu", vllm_version()),
+        cell,
+        Target("cuda" if found else "cpu", vllm_version()),
         model_path=model.path,
         tokenizer_path=model.tokenizer_path,
     )
     os.environ.update(env)
     requests = read_workload(spec, model, ".").requests()
     batches = tuple(tuple(b) for b in arrange(requests, Arrangement.BATCH, spec.seed))
-    cell = plan.cells[0]
     where = {
         "run_id": "bench",
         "cell_id": cell.cell_id,
@@ -62,53 +74,54 @@ name = "tp1"
         "pipeline_parallel_size": 1,
         "node_id": "here",
         "hostname": "here",
-        "gpu_uuids": ["cpu:here:0"],
+        "gpu_uuids": [uuid],
         "slot": cell.slot.name,
         "launch": 0,
         "attempt": 0,
     }
-    folder = RunFolder.create(FOLDER, "bench", {"spec": {}, "plan": {}})
+    store = RunFolder.create(folder, "bench", {"spec": {}, "plan": {}})
     worker = Worker(Job(config, where, {}, "here", ""))
     worker.start()
-    llm = worker._engine._llm
+    llm: Any = worker._engine._llm  # type: ignore[union-attr] # the bare side is the same engine
     prompts = [{"prompt_token_ids": list(r.prompt_token_ids)} for r in requests]
-    params = [sampling_params(r.sampling) for r in requests]
+    plain = [sampling_params(r.sampling) for r in requests]
+    silent = [sampling_params(replace(r.sampling, logprobs=None)) for r in requests]
+    known: set[bytes] = set()
 
-    def bare() -> float:
+    def bare(params: list[Any]) -> float:
         llm.reset_prefix_cache()
         began = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
 
     def trial(number: int) -> float:
-        job = TrialJob(number, number, "batch", spec.seed, batches)
         began = time.perf_counter()
-        observations, _ = worker.run_trial(job)
+        observations, _ = worker.run_trial(TrialJob(number, number, "batch", spec.seed, batches))
         ids = set(observations.column("payload_id").to_pylist())
         unseen = sorted(ids - known)
         payloads = worker.payloads(unseen) if unseen else None
-        folder.write_trial((cell.cell_id, 0, number), observations, payloads)
+        store.write_trial((cell.cell_id, 0, number), observations, payloads)
         known.update(ids)
         return time.perf_counter() - began
 
-    known: set[bytes] = set()
-    bare()
+    bare(plain)
+    bare(silent)
     trial(0)
-    pairs = [(bare(), trial(i + 1)) for i in range(PAIRS)]
-    ratios = [t / b for b, t in pairs]
-    print(
-        json.dumps(
-            {
-                "requests": len(requests),
-                "max_tokens": MAX_TOKENS,
-                "ratio": median(ratios),
-                "ratio_min": min(ratios),
-                "ratio_max": max(ratios),
-                "bare_s": median(b for b, _ in pairs),
-                "trial_s": median(t for _, t in pairs),
-            }
-        )
-    )
+    rounds = [(bare(plain), trial(i + 1), bare(silent)) for i in range(pairs)]
+    ratios = [t / b for b, t, _ in rounds]
+    result = {
+        "device": found[0]["name"] if found else "cpu",
+        "requests": len(requests),
+        "max_tokens": settings["tokens"],
+        "ratio": median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "no_logprobs": median(t / s for _, t, s in rounds),
+        "bare_s": median(b for b, _, _ in rounds),
+        "trial_s": median(t for _, t, _ in rounds),
+        "tokens_per_second": len(requests) * settings["tokens"] / median(t for _, t, _ in rounds),
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
