@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,20 +20,13 @@ from raytest.plan import Cell, Launch, Plan, Trial
 from raytest.reservation import Reservation
 from raytest.schema import CellState
 from raytest.spec import Spec
+from raytest.stopping import StoppedError, stopped_by_signals
 from raytest.store import RunFolder
 from raytest.worker import Job, TrialJob
 from raytest.workload import arrange
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-class StoppedError(RaytestError):
-    """The run was ended from outside; what is finished is on disk and ``--resume`` goes on."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.exit_code = ExitCode.INTERRUPTED
 
 
 class Progress(Protocol):
@@ -108,8 +100,7 @@ class _Execution:
     run: Run
     known_payloads: set[bytes] = field(default_factory=set)
     reservation: Reservation = field(default_factory=Reservation)
-    stop_reason: StoppedError | None = None
-    control_launch: Launch | None = None
+    control_wanted: bool = False
 
     async def main(self) -> None:
         run = self.run
@@ -120,45 +111,23 @@ class _Execution:
             for launch in run.plan.launches()
             if (missing := _missing(launch, run.plan, finished))
         ]
-        if run.folder.control() is None and pending:
-            self.control_launch = pending[0][0]
+        self.control_wanted = run.folder.control() is None
         run.progress.begin(run.plan, sum(1 for k in _keys(run.plan) if k in finished))
         devices = _Devices(run.spec.limits.parallel or _shared_cores(run.inventory))
-        task = asyncio.current_task()
-        assert task is not None
-        self._watch_signals(task)
         try:
-            await asyncio.to_thread(self._reserve, [launch.cell for launch, _ in pending])
-            async with asyncio.timeout(run.spec.limits.deadline_s):
-                jobs = [asyncio.create_task(self._launch(devices, x, m)) for x, m in pending]
-                await _all(jobs)
+            with stopped_by_signals():
+                await asyncio.to_thread(self._reserve, [launch.cell for launch, _ in pending])
+                async with asyncio.timeout(run.spec.limits.deadline_s):
+                    jobs = [asyncio.create_task(self._launch(devices, x, m)) for x, m in pending]
+                    await _all(jobs)
         except TimeoutError:
             stopped = StoppedError(
                 f"the run's own limit of {run.spec.limits.deadline_s:g} s is over"
             )
             stopped.exit_code = ExitCode.DEADLINE
             raise stopped from None
-        except asyncio.CancelledError:
-            if self.stop_reason is None:
-                raise
-            raise self.stop_reason from None
         finally:
             self.reservation.release()
-
-    def _watch_signals(self, task: asyncio.Task[None]) -> None:
-        loop = asyncio.get_running_loop()
-        for number, code in (
-            (signal.SIGINT, ExitCode.INTERRUPTED),
-            (signal.SIGTERM, ExitCode.TERMINATED),
-        ):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._stop, task, number, code)
-
-    def _stop(self, task: asyncio.Task[None], number: int, code: ExitCode) -> None:
-        if self.stop_reason is None:
-            self.stop_reason = StoppedError(f"stopped by {signal.Signals(number).name}")
-            self.stop_reason.exit_code = code
-            task.cancel()
 
     def _reserve(self, cells: list[Cell]) -> None:
         run = self.run
@@ -240,8 +209,7 @@ class _Attempt:
         try:
             await self._start()
             await self._warm_up(missing)
-            if self._launch is self._execution.control_launch:
-                await self._control(missing[0])
+            await self._control(missing[0])
             for trial in missing:
                 await self._trial(trial)
             await self._answer("stop", 60.0)
@@ -283,6 +251,8 @@ class _Attempt:
     async def _control(self, trial: Trial) -> None:
         """The positive control: one request, and the same with one prompt token changed, passed off
         as its repeat. The analysis must see two classes, or the run proves nothing."""
+        if not self._execution.control_wanted:
+            return
         run = self._run
         job = self._trial_job(trial)
         plain = min((r for b in job.batches for r in b), key=lambda r: len(r.prompt_token_ids))
@@ -295,6 +265,8 @@ class _Attempt:
             job = replace(job, arrangement="solo", repeat=repeat, batches=batches)
             table, _ = await self._answer("run_trial", run.spec.limits.trial_s, job)
             tables.append(table)
+        # the first launch that gets here; one that dies on the way leaves it to another
+        self._execution.control_wanted = False
         run.folder.write_control(tables)
         self._event("control ran", request_id=plain.request_id)
 

@@ -23,6 +23,7 @@ from raytest.live_worker import LiveWorker, cause_of
 from raytest.reservation import Reservation
 from raytest.runner import Model, find_model, vllm_version
 from raytest.spec import Spec
+from raytest.stopping import stopped_by_signals
 from raytest.store import Payload, RunFolder
 from raytest.worker import Job
 from raytest.workload import arrange
@@ -126,15 +127,16 @@ class _Driver:
         reservation = Reservation()
         nodes = {n.name: n.node_id for n in self.inventory.nodes}
         devices = [*a.cell.slot.devices, *b.cell.slot.devices]
-        await asyncio.to_thread(reservation.take, devices, nodes, self.spec.limits.place_s)
         try:
-            if a.engine == b.engine:
-                async with self._engine(a) as worker:
-                    return await self._passes(worker, worker)
-            if _devices(a).isdisjoint(_devices(b)):
-                async with self._engine(a) as one, self._engine(b) as other:
-                    return await self._passes(one, other)
-            return await self._one_at_a_time()
+            with stopped_by_signals():
+                await asyncio.to_thread(reservation.take, devices, nodes, self.spec.limits.place_s)
+                if a.engine == b.engine:
+                    async with self._engine(a) as worker:
+                        return await self._passes(worker, worker)
+                if _devices(a).isdisjoint(_devices(b)):
+                    async with self._engine(a) as one, self._engine(b) as other:
+                        return await self._passes(one, other)
+                return await self._one_at_a_time()
         finally:
             reservation.release()
 
