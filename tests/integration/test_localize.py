@@ -14,6 +14,8 @@ import pytest
 from tests.support.command import REFERENCE, raytest, start
 
 VARIANTS = """
+[trials]
+arrangements = ["batch", "solo"]
 [[variants]]
 name = "good"
 [[variants]]
@@ -55,6 +57,16 @@ def test_two_equal_cells_end_in_no_difference(folder: Path) -> None:
     document = json.loads(ended.out)
     assert document["finding"] == "no difference found"
     assert document["reproduced"] == {"a": True, "b": True}
+
+
+def test_two_arrangements_of_one_cell_are_traced_in_one_engine(folder: Path) -> None:
+    pair = ("good/batch", "good/solo")
+    ended = raytest("localize", "one", "--pair", *pair, "--format", "json", cwd=folder)
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["engine_starts"] == 1
+    assert document["reproduced"] == {"a": True, "b": True}
+    assert document["pair"] == ["good@node-0-0/0-0", "good@node-0-0/0-2"]
 
 
 def test_an_unknown_cell_is_refused_before_anything_starts(folder: Path) -> None:
