@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raytest import cluster
 from raytest.configure import Target, configure
+from raytest.devices import Devices, all_of, shared_cores
 from raytest.engines.base import EngineConfig, Request
 from raytest.errors import ExitCode, RaytestError, StoreError
 from raytest.inventory import Inventory
@@ -64,37 +64,6 @@ def execute(run: Run) -> None:
     asyncio.run(_Execution(run).main())
 
 
-class _Devices:
-    """All-or-nothing use of devices, and of the machine's cores where engines share them."""
-
-    def __init__(self, cores: int | None) -> None:
-        self._busy: set[str] = set()
-        self._cores = cores
-        self._used = 0
-        self._changed = asyncio.Condition()
-
-    @contextlib.asynccontextmanager
-    async def hold(self, names: Iterable[str]) -> Any:
-        wanted = set(names)
-        weight = 0 if self._cores is None else min(len(wanted), self._cores)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._free(wanted, weight))
-            self._busy |= wanted
-            self._used += weight
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._busy -= wanted
-                self._used -= weight
-                self._changed.notify_all()
-
-    def _free(self, wanted: set[str], weight: int) -> bool:
-        return not wanted & self._busy and (
-            self._cores is None or self._used + weight <= self._cores
-        )
-
-
 @dataclass(slots=True)
 class _Execution:
     run: Run
@@ -113,13 +82,13 @@ class _Execution:
         ]
         self.control_wanted = run.folder.control() is None
         run.progress.begin(run.plan, sum(1 for k in _keys(run.plan) if k in finished))
-        devices = _Devices(run.spec.limits.parallel or _shared_cores(run.inventory))
+        devices = Devices(run.spec.limits.parallel or shared_cores(run.inventory))
         try:
             with stopped_by_signals():
                 await asyncio.to_thread(self._reserve, [launch.cell for launch, _ in pending])
                 async with asyncio.timeout(run.spec.limits.deadline_s):
                     jobs = [asyncio.create_task(self._launch(devices, x, m)) for x, m in pending]
-                    await _all(jobs)
+                    await all_of(jobs)
         except TimeoutError:
             stopped = StoppedError(
                 f"the run's own limit of {run.spec.limits.deadline_s:g} s is over"
@@ -135,11 +104,10 @@ class _Execution:
         devices = [d for c in cells for d in c.slot.devices]
         self.reservation.take(devices, nodes, run.spec.limits.place_s)
 
-    async def _launch(self, devices: _Devices, launch: Launch, missing: list[Trial]) -> None:
+    async def _launch(self, devices: Devices, launch: Launch, missing: list[Trial]) -> None:
         """All attempts of one launch, one after the other, on the same slot."""
         run, cell = self.run, launch.cell
-        names = [f"{d.node}/{d.uuid}/{d.share}" for d in cell.slot.devices]
-        async with devices.hold(names):
+        async with devices.hold(cell.slot):
             before = sum(
                 e["event"] == "attempt failed" and _is(e, launch) for e in run.folder.events()
             )
@@ -370,16 +338,6 @@ class _Attempt:
         return "\n".join(text.splitlines()[-15:])[-4000:]
 
 
-async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for every task; the first exception, or a cancellation, ends the others first."""
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _keys(plan: Plan) -> Iterable[tuple[str, int, int]]:
     return ((x.cell.cell_id, x.launch, t.trial) for x in plan.launches() for t in plan.trials)
 
@@ -401,11 +359,3 @@ def with_logprobs(requests: list[Request], logprobs: int | None) -> list[Request
         else replace(r, sampling=replace(r.sampling, logprobs=logprobs))
         for r in requests
     ]
-
-
-def _shared_cores(inventory: Inventory) -> int | None:
-    """Engines on CPU devices of one machine share its cores: more ranks at once than cores only
-    makes all of them slower. GPUs are their own limit."""
-    if inventory.device_kind == "gpu" or len({n.hostname for n in inventory.nodes}) > 1:
-        return None
-    return os.cpu_count()

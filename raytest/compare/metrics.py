@@ -129,7 +129,8 @@ def importance_ratios(delta: Doubles, quantiles: tuple[float, ...]) -> list[floa
 
     if not len(delta):
         return [float("nan")] * len(quantiles)
-    with np.errstate(over="ignore"):
+    # between two infinities a quantile is NaN, which says what it is
+    with np.errstate(over="ignore", invalid="ignore"):
         return [float(v) for v in np.exp(np.quantile(-delta, quantiles))]
 
 
