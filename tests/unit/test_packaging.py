@@ -126,7 +126,7 @@ def test_every_rule_on_imports_is_in_force(pyproject: dict[str, Any]) -> None:
     pairs = {tuple(line.split(" -> ")) for line in excused}
     assert {who for who, what in pairs if what == "ray"} == {
         "raytest.cluster",
-        "raytest.runner",
+        "raytest.reservation",
         "raytest.worker",
     }
     assert {who for who, what in pairs if what == "rich"} == {"raytest.console"}
