@@ -24,7 +24,7 @@ from raytest.spec import NodeSpec
 
 NODE_LABEL = "raytest/node"
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
-CONNECT_TIMEOUT_S = 60
+CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -52,6 +52,8 @@ def connect(address: str, cluster: ClusterSpec) -> Iterator[None]:
 def _join(address: str, local: Any) -> None:
     import ray
 
+    if local is None:
+        _refuse_silence(address)
     try:
         ray.init(
             address=local.address if local else address,
@@ -62,6 +64,24 @@ def _join(address: str, local: Any) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0]
+        raise UnavailableError(
+            f"--address {address}: no Ray cluster there ({reason}); "
+            "'ray start --head' starts one, --address local needs none"
+        ) from None
+
+
+def _refuse_silence(address: str) -> None:
+    """Ray waits minutes for a head that is not there; a port with no listener says so at once.
+
+    Raises UnavailableError.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise UnavailableError(
             f"--address {address}: no Ray cluster there ({reason}); "
             "'ray start --head' starts one, --address local needs none"
