@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from raytest.engines.base import Sampling
+from raytest.fingerprint.redact import is_secret_name, redact_text
 from raytest.schema import Arrangement, Axis
 
 Backend = Literal["vllm", "reference"]
@@ -27,6 +28,16 @@ def closest(word: str, options: Sequence[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; expected one of {', '.join(options)}" if options else ""
+
+
+def refuse_secrets(values: dict[str, Any]) -> None:
+    """Raise ValueError for a name that holds a secret: the run folder keeps the whole spec."""
+    for name, value in values.items():
+        if is_secret_name(name) or (isinstance(value, str) and redact_text(value) != value):
+            raise ValueError(
+                f"{name} holds a secret, which the run folder would keep; "
+                "set it in the environment that Ray's nodes start from"
+            )
 
 
 class Strict(BaseModel):
@@ -143,6 +154,13 @@ class Variant(Strict):
                 raise ValueError(
                     f"{name} belongs to the placement; use [placement] slots to choose"
                 )
+        refuse_secrets(value)
+        return value
+
+    @field_validator("engine")
+    @classmethod
+    def _no_secret_argument(cls, value: dict[str, Any]) -> dict[str, Any]:
+        refuse_secrets(value)
         return value
 
     @field_validator("runtime_env")
@@ -162,6 +180,12 @@ class NodeSpec(Strict):
     devices: int | None = Field(default=None, ge=1)
     env: dict[str, str] = {}
     labels: dict[str, str] = {}
+
+    @field_validator("env")
+    @classmethod
+    def _no_secret(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_secrets(value)
+        return value
 
 
 class Cluster(Strict):
