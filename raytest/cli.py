@@ -11,6 +11,7 @@ import click
 
 from raytest import __version__
 from raytest.cli_archive import ARCHIVE
+from raytest.cli_replay import replay, replay_after_run
 from raytest.errors import ExitCode, RaytestError, UsageError
 from raytest.options import (
     address_option,
@@ -428,10 +429,12 @@ def _run(
         )
     document = judge(outcome.folder, outcome.evaluation, amend(outcome.folder))
     write_reports(outcome.folder)
+    if spec.trials.replay:
+        replay_after_run(outcome.folder, address)
     show_verdict(document, output, outcome.folder)
 
 
-for command in ARCHIVE:
+for command in (*ARCHIVE, replay):
     cli.add_command(command)
 
 

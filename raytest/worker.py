@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raytest.engines.base import Engine, EngineConfig, Request
 from raytest.engines.trace import Trace, TraceJob
 from raytest.errors import CellError, RaytestError
+from raytest.scoring import ScoreJob
 from raytest.seeding import compare_audits, seed_everything, state_digests
 
 if TYPE_CHECKING:
@@ -140,6 +141,28 @@ class Worker:
         engine.reset(trial.seed)
         completions, _ = engine.generate(trial.batches)
         return len(completions)
+
+    def score(self, job: ScoreJob) -> tuple[pa.Table, pa.Table]:
+        """Logprobs of fixed tokens instead of generated ones: observations, and their payloads."""
+        from datetime import UTC, datetime
+
+        from raytest.observations import observations_table
+
+        engine = self._require_engine()
+        config = self._job.config
+        seed_everything(job.seed, level=config.level, warn_only=config.warn_only)
+        engine.reset(job.seed)
+        started_at, clock = datetime.now(UTC), time.monotonic()
+        completions = engine.score(job.requests, job.completions)
+        return observations_table(
+            job.requests,
+            completions,
+            where={**self._job.where, "trial": 0, "repeat": 0, "arrangement": "replay"},
+            batch_size=None,
+            started_at=started_at,
+            duration_s=time.monotonic() - clock,
+            vocabulary_size=engine.vocabulary_size(),
+        )
 
     def trace(self, job: TraceJob) -> Trace:
         """One pass with hooks on every module, seeded as a trial is; what they saw of one

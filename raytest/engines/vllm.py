@@ -86,7 +86,9 @@ class VllmEngine:
             )
         outputs = self._run(prompts, params)
         return [
-            _scored(request, tokens, output)
+            failed(request, "refused", output)
+            if isinstance(output, str)
+            else _scored(request, tokens, output)
             for request, tokens, output in zip(requests, completions, outputs, strict=True)
         ]
 
@@ -146,11 +148,12 @@ class VllmEngine:
         return StepLog([s[0] for s in steps], [s[1] for s in steps])
 
     def _run(self, prompts: list[Any], params: list[Any]) -> list[Any]:
-        """One ``generate`` call. vLLM returns what it has without checking, so count it here."""
+        """One ``generate`` call; a refused request's place takes the reason. vLLM returns what it
+        has without checking, so count it here."""
         try:
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
         except refusals():
-            raise  # the caller screens the requests one by one
+            return self._screened(prompts, params)
         except (RuntimeError, OSError, AssertionError, TypeError, TimeoutError) as error:
             raise _engine_failure(error) from error
         if len(outputs) != len(prompts):
@@ -160,10 +163,7 @@ class VllmEngine:
     def _sample(self, requests: Sequence[Request]) -> list[Completion]:
         prompts = [{"prompt_token_ids": list(r.prompt_token_ids)} for r in requests]
         params = [sampling_params(r.sampling) for r in requests]
-        try:
-            outputs: list[Any] = self._run(prompts, params)
-        except refusals():
-            outputs = self._screened(prompts, params)
+        outputs = self._run(prompts, params)
         completions: list[Completion] = []
         for request, output in zip(requests, outputs, strict=True):
             if isinstance(output, str):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raytest import cluster
@@ -20,6 +20,7 @@ from raytest.explain.localize import rows_to_keep
 from raytest.explain.traces import Comparison, compare_traces
 from raytest.inventory import Inventory
 from raytest.live_worker import LiveWorker, cause_of
+from raytest.plan import Cell
 from raytest.reservation import Reservation
 from raytest.runner import Model, find_model, vllm_version
 from raytest.spec import Spec
@@ -65,7 +66,7 @@ def replay_pair(folder: RunFolder, found: Divergence, address: str, tell: Tell) 
     with cluster.connect(address, spec.cluster):
         inventory = cluster.take_inventory(spec.placement.share)
         target = target_of(inventory, vllm_version())
-        _check(folder, found, inventory, target)
+        require_same_cluster(folder, [found.a.cell, found.b.cell], inventory, target)
         driver = _Driver(folder, spec, found, requests, model, inventory, target, tell)
         return asyncio.run(driver.main())
 
@@ -90,14 +91,17 @@ def read_requests(folder: RunFolder) -> list[Request]:
     return requests
 
 
-def _check(folder: RunFolder, found: Divergence, inventory: Inventory, target: Target) -> None:
-    """The engines can only be started again on the same devices, by the same vLLM."""
-    for side in (found.a, found.b):
-        for device in side.cell.slot.devices:
-            here = {(d.node, d.uuid, d.share) for d in inventory.devices}
+def require_same_cluster(
+    folder: RunFolder, cells: Sequence[Cell], inventory: Inventory, target: Target
+) -> None:
+    """The engines can only be started again on the same devices, by the same vLLM. Raises
+    UnavailableError or NotComparableError."""
+    here = {(d.node, d.uuid, d.share) for d in inventory.devices}
+    for cell in cells:
+        for device in cell.slot.devices:
             if (device.node, device.uuid, device.share) not in here:
                 raise UnavailableError(
-                    f"{side.cell.cell_id}: {device.kind.upper()} {device.index} of node "
+                    f"{cell.cell_id}: {device.kind.upper()} {device.index} of node "
                     f"{device.node} ({device.uuid}) is not in this cluster; --address names another"
                 )
     was = folder.manifest.get("environment", {})
