@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import socket
 import tempfile
@@ -35,6 +36,8 @@ def connect(address: str, cluster: ClusterSpec) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
+    # before anything starts: a second cluster on this machine would be talked about on stderr
+    logging.getLogger("ray").setLevel(logging.ERROR)
     if ray.is_initialized():
         raise UsageError("Ray is already connected in this process")
     local = _start_local(cluster) if address == "local" else None

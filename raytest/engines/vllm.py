@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class VllmEngine:
         try:
             self._llm = LLM(**engine_arguments(config))
         except (RuntimeError, ValueError, TypeError, OSError, AssertionError, ImportError) as error:
-            raise CellError(f"vLLM did not start: {first_line(error)}") from error
+            raise engine_failure(error, "vLLM did not start") from error
         self.states_before_load = self._call("raytest_prepare")
 
     def vocabulary_size(self) -> int:
@@ -155,7 +156,7 @@ class VllmEngine:
         except refusals():
             return self._screened(prompts, params)
         except (RuntimeError, OSError, AssertionError, TypeError, TimeoutError) as error:
-            raise _engine_failure(error) from error
+            raise engine_failure(error) from error
         if len(outputs) != len(prompts):
             raise CellError(f"vLLM returned {len(outputs)} results for {len(prompts)} requests")
         return list(outputs)
@@ -378,16 +379,18 @@ def failed(request: Request, kind: str, reason: str) -> Completion:
     )
 
 
-def _engine_failure(error: BaseException) -> CellError:
+def engine_failure(error: BaseException, what: str = "vLLM failed") -> CellError:
+    """vLLM's error as the cell's: an operation that level 5 refuses with its layer and the way out,
+    anything else with its first line."""
     from raytest.seeding import nondeterministic_operation
 
     found = nondeterministic_operation(str(error))
-    if found is not None:
-        operation, advice = found
-        return CellError(
-            f"{operation} has no deterministic implementation: {first_line(error)}; {advice}"
-        )
-    return CellError(f"vLLM failed: {first_line(error)}")
+    if found is None:
+        return CellError(f"{what}: {first_line(error)}")
+    operation, advice = found
+    module = re.search(r"\[in module ([^\]]+)\]", str(error))
+    where = f" in {module[1]}" if module else ""
+    return CellError(f"{operation}{where} has no deterministic implementation; {advice}")
 
 
 def first_line(error: BaseException, limit: int = 500) -> str:

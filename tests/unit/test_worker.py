@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from raytest.engines.base import Completion, EngineConfig, Request, StepLog
+from raytest.engines.vllm import engine_failure
 from raytest.errors import CellError
 from raytest.seeding import seed_everything, state_digests
-from raytest.worker import Job, TrialJob, Worker
+from raytest.worker import Job, TrialJob, Worker, _check_environment
 
 WHERE = {
     "run_id": "r",
@@ -76,3 +77,27 @@ def test_a_rank_with_another_seed_is_named_with_the_generator() -> None:
 
 def test_at_level_0_nothing_is_demanded_of_the_seeds() -> None:
     worker(0, seeded(43)).run_trial(TRIAL)
+
+
+def test_a_variable_that_did_not_reach_a_process_is_named_with_it() -> None:
+    with pytest.raises(CellError, match="X is unset in rank 1, the spec demands '1'"):
+        _check_environment({"X": "1"}, {}, "rank 1")
+    with pytest.raises(CellError, match=r"OMP_NUM_THREADS is '4' in the actor, .* demands '1'"):
+        _check_environment({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}, "the actor")
+    _check_environment({"X": "1"}, {"X": "1"}, "rank 1")
+
+
+def test_what_batch_invariance_rewrites_in_a_rank_is_no_error_there() -> None:
+    _check_environment({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "allreduce:tree"}, "rank 0")
+
+
+def test_an_operation_without_a_deterministic_form_is_named_with_layer_and_way_out() -> None:
+    error = RuntimeError(
+        "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'.\nYou can turn off determinism just for this. "
+        "[in module model.layers.3.mlp]"
+    )
+    said = str(engine_failure(error))
+    assert "cumsum_cuda_kernel" in said
+    assert "model.layers.3.mlp" in said
+    assert "level 4" in said
