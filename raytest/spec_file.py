@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from raytest.errors import UsageError
+from raytest.fingerprint.redact import redact_text
 from raytest.spec import Spec, closest
 
 
@@ -49,7 +50,8 @@ def validate_spec(data: dict[str, Any], source: str) -> Spec:
     try:
         return Spec.model_validate(data)
     except ValidationError as error:
-        lines = list(dict.fromkeys(_error_line(source, dict(e)) for e in error.errors()))
+        errors = [dict(e) for e in error.errors()]
+        lines = list(dict.fromkeys(_error_line(source, e) for e in errors if not _echo(e, errors)))
         raise UsageError("\n".join(lines)) from None
 
 
@@ -88,6 +90,14 @@ def _list_index(target: list[Any], part: str, override: str) -> int:
     raise UsageError(f"--set {override!r}: no element {part!r} in the list")
 
 
+def _echo(error: dict[str, Any], errors: list[dict[str, Any]]) -> bool:
+    """pydantic also calls a list too short when an element of it is wrong: once is enough."""
+    loc = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(e["loc"]) > len(loc) and e["loc"][: len(loc)] == loc for e in errors
+    )
+
+
 def _error_line(source: str, error: dict[str, Any]) -> str:
     loc = tuple(p for p in error["loc"] if not _is_union_tag(p))
     key = ".".join(str(p) for p in loc)
@@ -117,7 +127,7 @@ def _is_union_tag(part: Any) -> bool:
 
 
 def _short(value: Any, limit: int = 60) -> str:
-    text = repr(value)
+    text = redact_text(repr(value))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

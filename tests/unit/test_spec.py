@@ -127,3 +127,10 @@ def test_greedy_sampling_has_one_canonical_form() -> None:
     spec = parse_spec(BASE + "[workload]\nsampling = { top_p = 0.5, top_k = 7 }", "a.toml")
     plain = parse_spec(BASE, "a.toml")
     assert spec.workload.sampling.resolve(1) == plain.workload.sampling.resolve(1)
+
+
+def test_a_secret_is_refused_in_one_line_that_does_not_repeat_it() -> None:
+    said = refusal('[[variants]]\nname = "b"\nenv = { HF_TOKEN = "hf_abcdefghijklmnop" }')
+    assert len(said.splitlines()) == 1
+    assert "HF_TOKEN holds a secret" in said
+    assert "hf_abcdefghijklmnop" not in said
