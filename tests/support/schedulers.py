@@ -151,6 +151,10 @@ esac
 """
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Schedulers:
     """A folder of fakes on PATH, and what they noted down."""
 
@@ -185,6 +189,8 @@ class Schedulers:
             stderr=subprocess.PIPE,
             text=True,
             cwd=CLUSTER.parent,
+            # background jobs of a shell ignore SIGINT, and so would what they start
+            preexec_fn=_heed_interrupts,
         )
 
     def end(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
