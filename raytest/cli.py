@@ -11,6 +11,8 @@ import click
 
 from raytest import __version__
 from raytest.cli_archive import ARCHIVE
+from raytest.cli_environment import ENVIRONMENT
+from raytest.cli_explain import EXPLAIN
 from raytest.cli_replay import replay, replay_after_run
 from raytest.errors import ExitCode, RaytestError, UsageError
 from raytest.options import (
@@ -226,110 +228,6 @@ def report(run_name: str, results: str, **files: str | None) -> None:
 
 
 @cli.command()
-@click.argument("run_name", metavar="[RUN]", required=False)
-@results_option
-@format_option
-@click.option(
-    "--diff", "pair", nargs=2, metavar="A B", help="Two processes of RUN (cell/launch/rank)."
-)
-def fingerprint(
-    run_name: str | None, results: str, output: str, pair: tuple[str, str] | None
-) -> None:
-    """Show the environment of this machine, or of RUN's processes, or what differs between two.
-
-    A process is named cell/launch/rank; a part of the cell's id will do, such as node-0.
-
-    Example: raytest fingerprint latest --diff node-0 node-1
-    """
-    from raytest import environment
-    from raytest.fingerprint.capture import capture
-    from raytest.fingerprint.diff import rows
-    from raytest.report.table import table_lines
-    from raytest.store import RunFolder, find_run
-
-    if run_name is None:
-        if pair is not None:
-            raise UsageError("--diff needs a RUN whose processes it compares")
-        processes = {"here": capture("fingerprint", all_gpus=True)}
-    else:
-        folder = RunFolder.open(find_run(results, run_name))
-        if pair is not None:
-            found = environment.differences(folder, *pair)
-            header = ("group", "key", *pair)
-            show(
-                output,
-                lambda: environment.difference_document(*pair, found),
-                lambda: table_lines(header, rows(found)) if found else ["no difference"],
-            )
-            return
-        processes = environment.run_processes(folder)
-    show(
-        output,
-        lambda: {"schema": "raytest.fingerprint/1", "processes": processes},
-        lambda: [f"{p}  {k} = {v}" for p, facts in processes.items() for k, v in facts.items()],
-    )
-
-
-@cli.command()
-@click.argument("file", default="raytest.lock", metavar="[FILE]")
-@click.option(
-    "--spec", "spec_file", metavar="SPEC", help="Lock the spec's model and tokenizer too."
-)
-@click.option("--requirements", metavar="F", help="Also write the packages for 'pip install -r'.")
-def lock(file: str, spec_file: str | None, requirements: str | None) -> None:
-    """Write the exact environment of this machine to a lock file.
-
-    Packages, CUDA, driver, variables, and with --spec the hashes of model and tokenizer;
-    'raytest doctor --lock FILE' checks every node of a cluster against it.
-
-    Example: raytest lock raytest.lock --spec my.toml --requirements requirements.txt
-    """
-    from raytest import environment
-    from raytest.fingerprint.lock import requirements as requirement_text
-    from raytest.fingerprint.lock import write
-    from raytest.runner import find_model
-
-    spec = None if spec_file is None else _load(spec_file, ())[0]
-    made = environment.make_lock(spec, None if spec is None else find_model(spec).path)
-    write(file, made)
-    click.echo(f"{file} written", err=True)
-    if requirements is not None:
-        try:
-            with open(requirements, "w", encoding="utf-8") as handle:
-                handle.write(requirement_text(made))
-        except OSError as error:
-            raise UsageError(f"{requirements}: cannot be written: {error.strerror}") from None
-        click.echo(f"{requirements} written", err=True)
-
-
-@cli.command()
-@click.argument("spec_file", metavar="[SPEC]", required=False)
-@address_option
-@results_option
-@format_option
-@click.option("--lock", "lock_file", metavar="FILE", help="Check every node against a lock file.")
-def doctor(
-    spec_file: str | None, address: str, results: str, output: str, lock_file: str | None
-) -> None:
-    """Tell what here would make results differ or fail, and what mends it.
-
-    Versions, variables that this vLLM ignores, unset threads, GPUs, Ray, disk, shared memory.
-
-    Example: raytest doctor my.toml --address auto --lock raytest.lock
-    """
-    from raytest import environment
-
-    spec = None if spec_file is None else _load(spec_file, ())[0]
-    found = environment.doctor(address, spec, results, lock_file)
-    show(
-        output,
-        lambda: environment.doctor_document(found),
-        lambda: environment.doctor_lines(found),
-    )
-    raise SystemExit(int(environment.doctor_exit_code(found)))
-
-
-@cli.command()
 @click.argument("path", metavar="PATH")
 @click.option(
     "--size", type=click.Choice(["tiny", "small", "1b"]), default="tiny", show_default=True
@@ -344,60 +242,6 @@ def synth(path: str, size: str, seed: int) -> None:
 
     info = write_model(path, size=size, seed=seed)
     click.echo(str(info))
-
-
-@cli.command()
-@click.argument("run_name", metavar="RUN")
-@results_option
-@format_option
-def explain(run_name: str, results: str, output: str) -> None:
-    """Which recorded factors (node, GPU, driver, variable, TP size, ...) explain RUN's classes.
-
-    Reads the run folder and nothing else. The exit code is 0 where it could, whatever it found.
-
-    Example: raytest explain latest
-    """
-    from raytest.explain.run import explain_run
-    from raytest.report.explanation import explanation_document, explanation_lines
-    from raytest.store import RunFolder, find_run
-
-    folder = RunFolder.open(find_run(results, run_name))
-    found = explain_run(folder)
-    show(
-        output,
-        lambda: explanation_document(folder.run_id, found),
-        lambda: explanation_lines(folder.run_id, found),
-    )
-
-
-@cli.command()
-@click.argument("run_name", metavar="RUN")
-@click.option(
-    "--pair",
-    nargs=2,
-    metavar="A B",
-    help="Cells, or variants with one cell; CELL/solo or CELL/LAUNCH-TRIAL names one trial.",
-)
-@address_option
-@results_option
-@format_option
-def localize(
-    run_name: str, pair: tuple[str, str] | None, address: str, results: str, output: str
-) -> None:
-    """Name the first module whose output differs between two cells, or two trials of one cell.
-
-    Starts both engines again and replays one divergent request with hooks on every module of
-    every rank: the earliest divergence of the run, or of --pair. Keeps what it saw in RUN's folder.
-
-    Example: raytest localize latest --pair tp1@node-0-0/batch tp2
-    """
-    from raytest.explain.localize_run import lines_of, localize_run
-    from raytest.store import RunFolder, find_run
-
-    folder = RunFolder.open(find_run(results, run_name))
-    document = localize_run(folder, pair, address, lambda line: click.echo(line, err=True))
-    show(output, lambda: document, lambda: lines_of(document))
-    raise SystemExit(document["exit_code"])
 
 
 def _run(
@@ -434,7 +278,7 @@ def _run(
     show_verdict(document, output, outcome.folder)
 
 
-for command in (*ARCHIVE, replay):
+for command in (*ARCHIVE, *ENVIRONMENT, *EXPLAIN, replay):
     cli.add_command(command)
 
 
