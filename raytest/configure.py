@@ -8,6 +8,7 @@ from typing import Any
 
 from raytest.engines.base import EngineConfig
 from raytest.errors import UsageError
+from raytest.fingerprint.finding import Finding
 from raytest.fingerprint.knobs import (
     check_engine_args,
     check_env,
@@ -43,13 +44,30 @@ def check_spec(spec: Spec, target: Target, source: str) -> None:
         reason = unsupported(spec.level(variant), target.platform)
         if reason:
             lines.append(f"{key}: level {spec.level(variant)}: {reason}")
-        findings = [
-            *check_env(variant.env, target.vllm, target.platform),
-            *check_engine_args(variant.engine, target.vllm, target.platform, None),
-        ]
+        findings = variant_findings(spec, variant, target)
         lines += [f"{key}: {f.sentence} {f.remedy}" for f in findings if f.severity == "error"]
     if lines:
         raise UsageError("\n".join(lines))
+
+
+def variant_findings(spec: Spec, variant: Variant, target: Target) -> list[Finding]:
+    """What is wrong with what a variant's engine would be started with: its own settings among
+    those of level and profile, which may overrule them."""
+    arguments = _engine_arguments(spec, variant, target)
+    return [
+        *check_env(variant.env, target.vllm, target.platform),
+        *check_engine_args(arguments, target.vllm, target.platform, None),
+    ]
+
+
+def _engine_arguments(spec: Spec, variant: Variant, target: Target) -> dict[str, Any]:
+    """Engine arguments of profile, level and workload, and over them the variant's own."""
+    profile, world = spec.profile(variant), variant.world_size
+    arguments = profile_engine_args(profile, target.platform, target.vllm, world)
+    arguments.update(level_engine_args(spec.level(variant)))
+    if Arrangement.PREFIX in spec.trials.arrangements:
+        arguments["enable_prefix_caching"] = True
+    return {**arguments, **variant.engine}
 
 
 def choose_executor(variant: Variant, slot: Slot, target: Target) -> str:
@@ -84,18 +102,12 @@ def configure(
     reference = spec.backend == "reference"
     executor = "uni" if reference else choose_executor(variant, cell.slot, target)
     env = {**level_env(level, threads=spec.determinism.threads), "HF_HUB_OFFLINE": "1"}
-    arguments: dict[str, Any] = {}
     if not reference:
-        world = variant.world_size
         env.update(profile_env(profile, target.platform, target.vllm))
-        arguments.update(profile_engine_args(profile, target.platform, target.vllm, world))
-        arguments.update(level_engine_args(level))
-    if Arrangement.PREFIX in spec.trials.arrangements:
-        arguments["enable_prefix_caching"] = True
     if not model_path.startswith(("/", "synthetic:")):
         env.pop("HF_HUB_OFFLINE")
     env.update(variant.env)
-    arguments.update(variant.engine)
+    arguments = _engine_arguments(spec, variant, target)
     config = EngineConfig(
         backend=spec.backend,
         model_path=model_path,

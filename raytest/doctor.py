@@ -6,22 +6,21 @@ Plain functions from facts (:func:`raytest.fingerprint.capture.capture` of every
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from raytest.fingerprint.diff import Group, group_of
 from raytest.fingerprint.finding import Finding, Severity
+from raytest.fingerprint.health import GPU_KEY, faulty_throttling
 from raytest.fingerprint.knobs import check_env, machine_defaults
+from raytest.fingerprint.model import SAMPLING_DEFAULTS
 from raytest.fingerprint.redact import REDACTED
 
 Facts = Mapping[str, str]
 
 _GIB = 1 << 30
 _ORDER: Sequence[Severity] = ("error", "warning", "info")
-_GPU_KEY = re.compile(r"gpu\.(\d+)\.(.+)")
-# Throttling that a healthy, idle or busy GPU does not show.
-_FAULTY_THROTTLING = {"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"}
 _OPEN_FILES = 4096
 
 # Ray refuses nodes whose versions differ.
@@ -67,7 +66,7 @@ def _node(node: str, facts: Facts, model_path: str) -> Iterator[Finding]:
 def _gpus(facts: Facts) -> dict[int, dict[str, str]]:
     gpus: dict[int, dict[str, str]] = {}
     for key, value in facts.items():
-        match = _GPU_KEY.match(key)
+        match = GPU_KEY.match(key)
         if match:
             gpus.setdefault(int(match[1]), {})[match[2]] = value
     return gpus
@@ -155,7 +154,7 @@ def _gpu(where: str, gpu: Facts) -> Iterator[Finding]:
         sentence = f"MIG mode is {gpu['mig.mode']}: raytest tests whole GPUs."
         yield Finding("error", "mig", where, sentence, "nvidia-smi -mig 0, or leave this GPU out.")
     yield from _memory_errors(where, gpu)
-    faulty = sorted(_FAULTY_THROTTLING.intersection(gpu.get("throttle_reasons", "").split(",")))
+    faulty = faulty_throttling(gpu.get("throttle_reasons", ""))
     if faulty:
         sentence = f"clocks are held down: {', '.join(faulty)}."
         yield Finding("warning", "throttling", where, sentence, "Check cooling and power.")
@@ -195,6 +194,26 @@ def _between(nodes: Mapping[str, Facts]) -> Iterator[Finding]:
     models = {k for facts in nodes.values() for k in facts if group_of(k) is Group.MODEL}
     for key in sorted(models):
         yield from _mixed(key, {n: facts.get(key, "") for n, facts in nodes.items()})
+
+
+def model_default_findings(defaults: Mapping[str, Any]) -> list[Finding]:
+    """What a model's ``generation_config.json`` sets (``generation_defaults``), shown: the server
+    fills in its sampling defaults where a request is silent, raytest's requests state theirs."""
+    sampling = {k: v for k, v in defaults.items() if k in SAMPLING_DEFAULTS}
+    found = []
+    if sampling:
+        shown = ", ".join(f"{k} {v}" for k, v in sampling.items())
+        sentence = (
+            f"the model sets {shown}: 'vllm serve' uses them where a request is silent, raytest's "
+            "requests state every sampling parameter."
+        )
+        remedy = "To test what is served, give the same values in [workload] sampling."
+        found.append(Finding("info", "model-defaults", "generation_config.json", sentence, remedy))
+    stops = defaults.get("eos_token_id")
+    if isinstance(stops, list) and len(stops) > 1:
+        sentence = f"the model ends at any of the tokens {', '.join(map(str, stops))}."
+        found.append(Finding("info", "model-stops", "generation_config.json", sentence, ""))
+    return found
 
 
 def _mixed(key: str, values: Mapping[str, str]) -> Iterator[Finding]:

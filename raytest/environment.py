@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from raytest.doctor import diagnose
+from raytest.configure import Target, variant_findings
+from raytest.doctor import diagnose, model_default_findings
 from raytest.errors import ExitCode, UsageError
 from raytest.fingerprint import lock as locks
 from raytest.fingerprint.diff import Difference, diff
 from raytest.fingerprint.finding import Finding
+from raytest.fingerprint.model import generation_defaults
 from raytest.spec import Spec
 from raytest.store import RunFolder
 from raytest.survey import model_facts, survey
@@ -75,6 +78,8 @@ def doctor(
     paths = tuple(p for p in (results, "" if hub else model) if p)
     nodes = survey(address, spec, paths)
     found = [("", f) for f in diagnose(nodes, "" if hub else model)]
+    if spec is not None:
+        found += [("", f) for f in _spec_findings(spec, nodes)]
     if lock_file is not None:
         lock = locks.read(lock_file)
         hashes = model_facts(address, spec, model) if spec is not None and model else {}
@@ -82,6 +87,23 @@ def doctor(
             deviations = locks.check_lock(lock, facts, hashes.get(node))
             found += [(node, f) for f in deviations]
     return found
+
+
+def _spec_findings(spec: Spec, nodes: Mapping[str, Facts]) -> list[Finding]:
+    """What is wrong with the spec's variants for this vLLM, and what the model's own defaults would
+    do to requests that leave something open."""
+    if spec.backend != "vllm" or not nodes:
+        return []
+    facts = next(iter(nodes.values()))
+    platform = "cuda" if any(n.get("gpu.count", "0") != "0" for n in nodes.values()) else "cpu"
+    target = Target(platform, facts.get("vllm.version", ""))
+    found = [
+        replace(finding, where=f"variants.{variant.name}, {finding.where}")
+        for variant in spec.variants
+        for finding in variant_findings(spec, variant, target)
+    ]
+    folder = Path(spec.model.path).expanduser()
+    return found + model_default_findings(generation_defaults(folder))
 
 
 def doctor_exit_code(found: Sequence[tuple[str, Finding]]) -> ExitCode:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from raytest import cluster
+from raytest.audit import Record, started_facts
 from raytest.configure import Target, configure
 from raytest.devices import Devices, all_of, shared_cores
-from raytest.engines.base import EngineConfig, Request
+from raytest.engines.base import Request
 from raytest.errors import ExitCode, RaytestError, StoreError
 from raytest.inventory import Inventory
 from raytest.live_worker import LiveWorker, cause_of
@@ -169,6 +170,7 @@ class _Attempt:
         self._attempt = attempt
         self._phase = "placing"
         self._worker: LiveWorker | None = None
+        self._records: list[Record] = []
         node = self._run.inventory.node(launch.cell.slot.nodes[0])
         self._node_id, self._hostname = node.node_id, node.hostname
         name = f"{launch.cell.cell_id}-{launch.launch}-{attempt}.log"
@@ -183,6 +185,7 @@ class _Attempt:
             await self._control(missing[0])
             for trial in missing:
                 await self._trial(trial)
+            await self._health()
             if await self._score():
                 await self._answer("stop", 60.0)
         except StoreError:
@@ -210,8 +213,9 @@ class _Attempt:
         self._worker = LiveWorker(job, cell.slot, variant.runtime_env)
         self._event("pinned", **await self._worker.place(limits.place_s))
         self._enter("loading", CellState.LOADING)
-        records = await self._answer("start", limits.start_s)
-        self._write_fingerprints(records, config)
+        self._records = await self._answer("start", limits.start_s)
+        self._write_fingerprints()
+        self._event("started", **started_facts(self._records, config))
         self._enter("running", CellState.RUNNING)
 
     async def _warm_up(self, missing: list[Trial]) -> None:
@@ -318,9 +322,17 @@ class _Attempt:
         assert self._worker is not None
         return await self._worker.answer(method, timeout_s, *args)
 
-    def _write_fingerprints(
-        self, records: list[tuple[int, str, dict[str, str]]], config: EngineConfig
-    ) -> None:
+    async def _health(self) -> None:
+        """What of the devices changed by itself while the trials ran, kept beside what was there
+        before them."""
+        facts, worse = await self._answer("health", 60.0)
+        if facts:
+            self._records.append((-1, "after trials", facts))
+            self._write_fingerprints()
+        if worse:
+            self._event("health worsened", changes=worse)
+
+    def _write_fingerprints(self) -> None:
         import pyarrow as pa
 
         from raytest.schema import fingerprints_schema
@@ -328,14 +340,13 @@ class _Attempt:
         cell, launch = self._launch.cell, self._launch.launch
         rows = [
             (cell.cell_id, launch, self._attempt, rank, stage, key, value)
-            for rank, stage, facts in records
+            for rank, stage, facts in self._records
             for key, value in sorted(facts.items())
         ]
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(fingerprints_schema())
         arrays = [pa.array(c, f.type) for c, f in zip(columns, fingerprints_schema(), strict=True)]
         table = pa.table(arrays, schema=fingerprints_schema())
         self._run.folder.write_fingerprints((cell.cell_id, launch), self._attempt, table)
-        self._event("started", executor=config.executor, level=config.level, profile=config.profile)
 
     def _enter(self, phase: str, state: CellState) -> None:
         self._phase = phase

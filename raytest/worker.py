@@ -57,6 +57,7 @@ class Worker:
         config = job.config
         seed_everything(config.seed, level=config.level, warn_only=config.warn_only)
         self._states_at_start = state_digests()
+        self._health_at_start: dict[str, str] = {}
         self._job = job
         self._engine: Engine | None = None
         self._payloads: pa.Table | None = None
@@ -84,25 +85,29 @@ class Worker:
         """Load the engine. Returns fingerprints as (rank, stage, facts); rank -1 is this
         process."""
         from raytest.fingerprint.capture import capture
+        from raytest.fingerprint.health import device_health
 
         facts = {**capture("actor"), **_seed_facts(self._states_at_start)}
+        self._health_at_start = device_health(facts)
         records = [(-1, "before load", facts)]
         engine = _build_engine(self._job.config)
         self._engine = engine
         engine.start()
-        for rank, states in enumerate(getattr(engine, "states_before_load", [])):
+        before_load = engine.states_before_load()
+        for rank, states in enumerate(before_load):
             records.append((rank, "before load", _seed_facts(states)))
         self._check_agreement(
-            {f"rank {r}": s for r, s in enumerate(getattr(engine, "states_before_load", []))},
-            "before the model was loaded",
+            {f"rank {r}": s for r, s in enumerate(before_load)}, "before the model was loaded"
         )
         for rank, rank_facts in enumerate(engine.rank_fingerprints()):
-            self._check_rank(rank, rank_facts)
-            records.append((rank, "loaded", dict(rank_facts)))
+            seen = self._check_rank(rank, rank_facts)
+            changed = {f"rewritten.{k}": v for k, v in rewritten(self._job.env, seen).items()}
+            records.append((rank, "loaded", {**rank_facts, **changed}))
         return records
 
-    def run_trial(self, trial: TrialJob) -> tuple[pa.Table, dict[str, str]]:
-        """One pass; observations, and the seed audit. Payloads are kept until the next trial."""
+    def run_trial(self, trial: TrialJob) -> tuple[pa.Table, dict[str, dict[str, str]]]:
+        """One pass; observations, and the seed audit: digests by process and generator. Payloads
+        are kept until the next trial."""
         from datetime import UTC, datetime
 
         from raytest.observations import observations_table
@@ -112,8 +117,9 @@ class Worker:
         seed_everything(trial.seed, level=config.level, warn_only=config.warn_only)
         # at once: the call to the ranks below may itself draw from this process' generators
         states = state_digests()
-        audits = {f"rank {r}": dict(s) for r, s in enumerate(engine.reset(trial.seed))}
-        self._check_agreement({"the actor": states, **audits}, f"before trial {trial.trial}")
+        ranks = {f"rank {r}": dict(s) for r, s in enumerate(engine.reset(trial.seed))}
+        audits = {"actor": states, **ranks}
+        self._check_agreement(audits, f"before trial {trial.trial}")
         started_at, clock = datetime.now(UTC), time.monotonic()
         completions, steps = engine.generate(trial.batches)
         requests = sorted(
@@ -133,7 +139,17 @@ class Worker:
             duration_s=time.monotonic() - clock,
             vocabulary_size=engine.vocabulary_size(),
         )
-        return observations, states
+        return observations, audits
+
+    def health(self) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
+        """Facts of this process' GPUs that change by themselves (temperature, clocks, throttling,
+        memory errors), now; and before and after of those that tell of trouble during the
+        trials."""
+        from raytest.fingerprint.capture import capture_health
+        from raytest.fingerprint.health import worsened
+
+        now = capture_health()
+        return now, worsened(self._health_at_start, now)
 
     def warm_up(self, trial: TrialJob) -> int:
         """A pass whose results are discarded; the number of completions, so that it can be told."""
@@ -203,7 +219,8 @@ class Worker:
         if differences:
             raise CellError(f"seed audit {when}: {'; '.join(differences)}")
 
-    def _check_rank(self, rank: int, facts: Mapping[str, str]) -> None:
+    def _check_rank(self, rank: int, facts: Mapping[str, str]) -> dict[str, str]:
+        """Hold a rank to its variables and its device; the variables it has."""
         config = self._job.config
         seen = {k.removeprefix("env."): v for k, v in facts.items() if k.startswith("env.")}
         _check_environment(self._job.env, seen, f"rank {rank}")
@@ -212,16 +229,28 @@ class Worker:
             raise CellError(
                 f"rank {rank} computes on {uuid}, planned on {config.device_uuids[rank]}"
             )
+        return seen
 
 
 # VLLM_BATCH_INVARIANT makes each rank rewrite these for itself; that is recorded, not an error.
 REWRITTEN_BY_VLLM = ("NCCL_", "CUBLAS_", "VLLM_USE_AOT_COMPILE", "OMP_NUM_THREADS")
 
 
+def rewritten(wanted: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str]:
+    """Variables that a rank has otherwise than demanded because vLLM sets them itself: what was
+    demanded, and what is there ('' where it is unset)."""
+    return {
+        name: f"{value} -> {seen.get(name, '')}"
+        for name, value in wanted.items()
+        if name.startswith(REWRITTEN_BY_VLLM) and seen.get(name) != value
+    }
+
+
 def _check_environment(wanted: Mapping[str, str], seen: Mapping[str, str], process: str) -> None:
+    tolerated = rewritten(wanted, seen) if process != "the actor" else {}
     for name, value in wanted.items():
         found = seen.get(name)
-        if found == value or (process != "the actor" and name.startswith(REWRITTEN_BY_VLLM)):
+        if found == value or name in tolerated:
             continue
         shown = "is unset" if found is None else f"is {found!r}"
         raise CellError(f"{name} {shown} in {process}, the spec demands {value!r}")

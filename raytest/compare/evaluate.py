@@ -23,6 +23,7 @@ from raytest.compare.loading import observe
 from raytest.compare.observed import Observed
 from raytest.compare.pairs import Histogram
 from raytest.compare.payloads import Compared, Pairs, compare_payloads
+from raytest.compare.processes import check_processes
 from raytest.compare.suspects import Attribution, find_suspects
 from raytest.compare.verdict_table import verdicts_table
 from raytest.compare.verdicts import Setting, dtype_index, is_degenerate, judge_divergences
@@ -108,6 +109,10 @@ def judge(
     attributions = _attribute(data, observed)
     outcomes = {r.axis: r.outcome for r in results}
     findings += axis_findings(data, outcomes, attributions, observed)
+    for folder in folders:
+        environment, unlike = check_processes(folder)
+        findings += environment
+        integrity = replace(integrity, problems=(*integrity.problems, *unlike))
     controls = (
         *planted_control(observed, compared.sample),
         *((engine,) if engine is not None else ()),

@@ -129,6 +129,10 @@ class Engine(Protocol):
         """Load the model on every rank; seeds are set by the worker before this and here per
         rank."""
 
+    def states_before_load(self) -> list[Mapping[str, str]]:
+        """The seed audit from before the model was loaded, one mapping per rank in rank order
+        (generator name -> state digest)."""
+
     def vocabulary_size(self) -> int:
         """Number of token ids the model can produce."""
 

@@ -270,6 +270,10 @@ class ReferenceEngine:
         parts = parts_of(recorder, self._settings.shape, self._settings.dtype, job)
         return Trace(parts, [], completions)
 
+    def states_before_load(self) -> list[Mapping[str, str]]:
+        """Digests of every rank's generators as the engine's own seed makes them."""
+        return [_audit(self._config.seed) for _ in range(self._settings.shape.world_size)]
+
     def reset(self, seed: int) -> list[Mapping[str, str]]:
         """Drop the cache and seed every rank's own generators; digests of their states."""
         self._running.pool.reset()

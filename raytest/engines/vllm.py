@@ -35,7 +35,7 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._llm: Any = None
-        self.states_before_load: list[Mapping[str, str]] = []
+        self._states_before_load: list[Mapping[str, str]] = []
 
     def start(self) -> None:
         """Load the model on every rank. Raises CellError with vLLM's own reason."""
@@ -49,7 +49,11 @@ class VllmEngine:
             self._llm = LLM(**engine_arguments(config))
         except (RuntimeError, ValueError, TypeError, OSError, AssertionError, ImportError) as error:
             raise engine_failure(error, "vLLM did not start") from error
-        self.states_before_load = self._call("raytest_prepare")
+        self._states_before_load = self._call("raytest_prepare")
+
+    def states_before_load(self) -> list[Mapping[str, str]]:
+        """The seed audit of each rank from before it loaded the model."""
+        return self._states_before_load
 
     def vocabulary_size(self) -> int:
         """Number of token ids the model can produce."""

@@ -242,7 +242,18 @@ def _effective_configuration(worker: Any) -> dict[str, str]:
     }
     facts["effective.attention_backends"] = ",".join(sorted(backends))
     facts["effective.all_reduce"] = _all_reduce_path()
+    facts["effective.sampling_defaults"] = _sampling_defaults(worker.vllm_config.model_config)
     return facts
+
+
+def _sampling_defaults(model_config: Any) -> str:
+    """What the engine would fill in where a request is silent, from the model's
+    ``generation_config.json`` or the variant's ``override_generation_config``; JSON."""
+    try:
+        defaults: Any = getattr(model_config, "get_diff_sampling_param", dict)()
+    except (OSError, ValueError) as error:
+        return f"unread: {type(error).__name__}: {error}"
+    return json.dumps(defaults, sort_keys=True)
 
 
 def _backend_name(backend: Any) -> str:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from raytest.fingerprint import gpu, host, software
+from raytest.fingerprint.health import device_health
 from raytest.fingerprint.knobs import is_relevant
 from raytest.fingerprint.redact import redact_env, redact_text
 
@@ -44,6 +45,15 @@ def capture(stage: str, *, all_gpus: bool = False) -> dict[str, str]:
             found = {f"capture.failed.{name}": f"{type(error).__name__}: {error}"}
         facts.update({k: redact_text(str(v)) for k, v in found.items()})
     return facts
+
+
+def capture_health() -> dict[str, str]:
+    """What :func:`raytest.fingerprint.health.device_health` tells of the GPUs of this process, now;
+    {} where there are none."""
+    try:
+        return device_health(_gpu_facts(all_gpus=False))
+    except _TOLERATED as error:
+        return {"capture.failed.health": redact_text(f"{type(error).__name__}: {error}")}
 
 
 def env_facts(env: Mapping[str, str] | None = None) -> dict[str, str]:

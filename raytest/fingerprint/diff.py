@@ -42,7 +42,8 @@ class Difference:
 _NOISE = re.compile(
     r"process\.(pid|parent_pid|captured_at|stage|nice)$|memory\.(available|shm_free)$"
     r"|env\.(RAY_(JOB_ID|RAYLET_PID|WORKER_\w+|SESSION\w*|NODE_ID|CLUSTER_ID|RUNTIME_ENV\w*"
-    r"|CLIENT_MODE|JOB_CONFIG\w*|GCS_\w+)|VLLM_(PORT|HOST_IP|DP_\w+|LOOPBACK_IP|INSTANCE_ID))$"
+    r"|CLIENT_MODE|JOB_CONFIG\w*|GCS_\w+)|VLLM_(PORT|HOST_IP|DP_\w+|LOOPBACK_IP|INSTANCE_ID|DIST_IDENT"
+    r"|OBJECT_STORAGE_SHM_BUFFER_NAME))$"
 )
 _NAMES = re.compile(
     r"os\.hostname$|process\.|python\.executable$|device\.uuid$|effective\.rank$|model\.path$"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from raytest.errors import UsageError
 
@@ -24,6 +25,11 @@ _SINGLE = {
     "preprocessor_config": "preprocessor_config.json",
     "weights_index": "model.safetensors.index.json",
 }
+# What vLLM takes over from it (ModelConfig.get_diff_sampling_param).
+SAMPLING_DEFAULTS = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p",
+    "min_p", "max_new_tokens",
+)  # fmt: skip
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -55,6 +61,8 @@ def _facts(folder: Path, files: list[Path]) -> dict[str, str]:
     for key, name in _SINGLE.items():
         if (folder / name) in files:
             facts[f"model.{key}"] = file_digest(folder / name)
+    defaults = generation_defaults(folder)
+    facts.update({f"model.generation_config.{k}": json.dumps(v) for k, v in defaults.items()})
     tokenizer = {p.name: file_digest(p) for p in files if p.name in _TOKENIZER}
     if tokenizer:
         facts["tokenizer.files"] = _combined(tokenizer)
@@ -67,6 +75,18 @@ def _facts(folder: Path, files: list[Path]) -> dict[str, str]:
     if code:
         facts["model.code"] = _combined(code)
     return facts
+
+
+def generation_defaults(folder: Path) -> dict[str, Any]:
+    """Sampling defaults and stop tokens that a model's ``generation_config.json`` sets; {} where
+    there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / _SINGLE["generation_config"]).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: found[k] for k in (*SAMPLING_DEFAULTS, "eos_token_id") if found.get(k) is not None}
 
 
 def file_digest(path: Path) -> str:

@@ -48,6 +48,12 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def _package_folders() -> list[str]:
+    """Where this process imports from, less what setuptools puts there for its own use: those
+    copies are in the path of whoever happened to import it."""
+    return [entry or "." for entry in sys.path if Path(entry).name != "_vendor"]
+
+
 @cache
 def packages() -> dict[str, str]:
     """Installed distributions, normalised name → version, the first on ``sys.path`` winning.
@@ -56,9 +62,9 @@ def packages() -> dict[str, str]:
     longer than all the rest.
     """
     found: dict[str, str] = {}
-    for entry in sys.path:
+    for entry in _package_folders():
         try:
-            names = sorted(os.listdir(entry or "."))
+            names = sorted(os.listdir(entry))
         except OSError:
             continue
         for folder in names:
@@ -77,8 +83,8 @@ def sources() -> dict[str, str]:
     A version control address ends with the commit: ``git+https://host/x@<commit>``.
     """
     found: dict[str, str] = {}
-    for entry in sys.path:
-        for file in sorted(Path(entry or ".").glob("*.dist-info/direct_url.json")):
+    for entry in _package_folders():
+        for file in sorted(Path(entry).glob("*.dist-info/direct_url.json")):
             name = normalised(file.parent.name.partition("-")[0])
             try:
                 origin = json.loads(file.read_text(encoding="utf-8"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from raytest.doctor import diagnose
+from raytest.doctor import diagnose, model_default_findings
 from raytest.fingerprint.capture import capture
 from raytest.fingerprint.finding import Finding
 from raytest.fingerprint.host import path_facts
+from raytest.fingerprint.model import generation_defaults
 
 GIB = 1 << 30
 HEALTHY = {
@@ -209,3 +212,20 @@ def test_the_real_facts_of_this_machine_are_understood() -> None:
     assert len(missing) == 1
     free = [int(facts[f"path.{p}.free"]) for p in ("/no/such/folder", "/")]
     assert abs(free[0] - free[1]) < GIB  # one file system, asked twice
+
+
+def test_what_the_model_would_fill_in_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2], "do_sample": true}'
+    )
+    defaults, stops = model_default_findings(generation_defaults(tmp_path))
+    assert (defaults.code, defaults.severity) == ("model-defaults", "info")
+    assert "temperature 0.6, top_k 20:" in defaults.sentence
+    assert "tokens 1, 2" in stops.sentence
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"eos_token_id": 2}'])
+def test_a_model_without_defaults_is_no_finding(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "generation_config.json").write_text(text)
+    assert model_default_findings(generation_defaults(tmp_path)) == []

@@ -44,7 +44,11 @@ def test_copies_agree_whatever_their_path_and_age(tmp_path: Path) -> None:
     [
         ("model.safetensors", b"weightz", {"model.weights", "model.weights.model.safetensors"}),
         ("config.json", b"{}", {"model.config"}),
-        ("generation_config.json", b"{}", {"model.generation_config"}),
+        (
+            "generation_config.json",
+            b"{}",
+            {"model.generation_config", "model.generation_config.temperature"},
+        ),
         ("tokenizer.json", b"[]", {"tokenizer.files", "tokenizer.tokenizer.json"}),
         ("chat_template.jinja", b"{{ x }}", {"tokenizer.chat_template"}),
         ("modeling_x.py", b"import os", {"model.code"}),

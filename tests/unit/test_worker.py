@@ -12,7 +12,7 @@ from raytest.engines.base import Completion, EngineConfig, Request, StepLog
 from raytest.engines.vllm import engine_failure
 from raytest.errors import CellError
 from raytest.seeding import seed_everything, state_digests
-from raytest.worker import Job, TrialJob, Worker, _check_environment
+from raytest.worker import Job, TrialJob, Worker, _check_environment, rewritten
 
 WHERE = {
     "run_id": "r",
@@ -66,8 +66,8 @@ TRIAL = TrialJob(0, 0, "batch", 42, ())
 
 def test_what_asking_the_ranks_draws_here_is_not_held_against_them() -> None:
     """Seen with an engine process on a GPU: the audit was taken after the call to the ranks."""
-    _, states = worker(1, seeded(42)).run_trial(TRIAL)
-    assert states == seeded(42)
+    _, audits = worker(1, seeded(42)).run_trial(TRIAL)
+    assert audits == {"actor": seeded(42), "rank 0": seeded(42)}
 
 
 def test_a_rank_with_another_seed_is_named_with_the_generator() -> None:
@@ -87,8 +87,12 @@ def test_a_variable_that_did_not_reach_a_process_is_named_with_it() -> None:
     _check_environment({"X": "1"}, {"X": "1"}, "rank 1")
 
 
-def test_what_batch_invariance_rewrites_in_a_rank_is_no_error_there() -> None:
-    _check_environment({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "allreduce:tree"}, "rank 0")
+def test_what_batch_invariance_rewrites_in_a_rank_is_no_error_there_but_is_recorded() -> None:
+    wanted, seen = {"NCCL_ALGO": "Ring", "X": "1"}, {"NCCL_ALGO": "allreduce:tree", "X": "1"}
+    _check_environment(wanted, seen, "rank 0")
+    assert rewritten(wanted, seen) == {"NCCL_ALGO": "Ring -> allreduce:tree"}
+    with pytest.raises(CellError, match="NCCL_ALGO is 'allreduce:tree' in the actor"):
+        _check_environment(wanted, seen, "the actor")
 
 
 def test_an_operation_without_a_deterministic_form_is_named_with_layer_and_way_out() -> None:

@@ -1,0 +1,54 @@
+"""What a variant's engine would really be started with is what is checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytest.configure import Target, check_spec
+from raytest.errors import UsageError
+from raytest.spec_file import parse_spec
+
+SPEC = """
+name = "t"
+[model]
+path = "synthetic:tiny"
+[determinism]
+profile = "{profile}"
+[[variants]]
+name = "a"
+{variant}
+"""
+CUDA = Target("cuda", "0.32.0")
+
+
+def check(profile: str, variant: str, target: Target = CUDA) -> None:
+    check_spec(
+        parse_spec(SPEC.format(profile=profile, variant=variant), "s.toml"), target, "s.toml"
+    )
+
+
+GRAPHS = 'engine = { compilation_config = { cudagraph_mode = "FULL" } }'
+
+
+def test_a_setting_that_the_profile_makes_void_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"variants\.a: .*cudagraph_mode 'FULL' has no effect"):
+        check("strict", GRAPHS)
+    with pytest.raises(UsageError, match="enforce_eager"):
+        check("eager", GRAPHS)
+    check("as-deployed", GRAPHS)
+
+
+def test_the_variant_overrules_the_profile() -> None:
+    engine = 'engine = { enforce_eager = false, compilation_config = { cudagraph_mode = "FULL" } }'
+    check("strict", engine)
+
+
+def test_what_profiles_and_levels_set_themselves_is_accepted() -> None:
+    for profile in ("strict", "eager", "as-deployed"):
+        for target in (CUDA, Target("cuda", "0.26.0"), Target("cpu", "0.32.0")):
+            check(profile, "", target)
+
+
+def test_a_variable_that_this_vllm_ignores_is_refused_with_the_right_name() -> None:
+    with pytest.raises(UsageError, match=r"VLLM_ATTENTION_BACKEND.*attention_backend"):
+        check("strict", 'env = { VLLM_ATTENTION_BACKEND = "FLASH_ATTN" }')
