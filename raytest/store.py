@@ -139,7 +139,8 @@ class RunFolder:
 
     # trials ---------------------------------------------------------------------------------------
 
-    def _observations_path(self, key: TrialKey) -> Path:
+    def observations_path(self, key: TrialKey) -> Path:
+        """Where one trial's observations are."""
         cell_id, launch, trial = key
         return self.path / "observations" / cell_id / f"{launch}-{trial}.parquet"
 
@@ -149,7 +150,7 @@ class RunFolder:
         if payloads is not None and payloads.num_rows:
             name = f"{cell_id}-{launch}-{trial}.parquet"
             write_table(self.path / "payloads" / name, payloads, payloads_schema())
-        write_table(self._observations_path(key), observations, observations_schema())
+        write_table(self.observations_path(key), observations, observations_schema())
 
     def finished_trials(self) -> set[TrialKey]:
         """Keys of the trials whose observations are on disk."""
@@ -162,7 +163,7 @@ class RunFolder:
 
     def read_trial(self, key: TrialKey, columns: list[str] | None = None) -> pa.Table:
         """Observations of one trial. Raises StoreError for a damaged or foreign file."""
-        return read_table(self._observations_path(key), observations_schema(), columns)
+        return read_table(self.observations_path(key), observations_schema(), columns)
 
     def iter_observations(
         self, columns: list[str] | None = None

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 MOST_THREADS = 4
+# A thread that hands over every small file by itself spends its time on handing over.
+FILES_AT_ONCE = 8
 
 
 def threads() -> int:

@@ -107,7 +107,12 @@ def first_true(flags: npt.NDArray[np.bool_], lengths: Ints) -> Ints:
     filled = np.flatnonzero(lengths > 0)
     at_once = flags[starts[filled]]
     first[filled[at_once]] = 0
-    if at_once.all():
+    left = filled[~at_once]
+    if 8 * len(left) <= len(filled):  # then most flags are likely true, and too many to list
+        for i in left:
+            run = flags[starts[i] : ends[i]]
+            at = int(run.argmax())
+            first[i] = at if run[at] else -1
         return first
     true = np.flatnonzero(flags)
     place = np.searchsorted(true, starts)
@@ -117,24 +122,47 @@ def first_true(flags: npt.NDArray[np.bool_], lengths: Ints) -> Ints:
     return first
 
 
-def longest_runs(flat: Flat) -> Ints:
-    """Per payload the longest run of one repeated token [n]."""
+def longest_runs(flat: Flat, least: int) -> Ints:
+    """Per payload the longest run of one repeated token [n]; 0 where it is shorter than
+    ``least``."""
     import numpy as np
 
-    n = len(flat.tokens)
-    if not n:
-        return np.zeros(len(flat.length), dtype=np.int64)
-    new = np.ones(n, dtype=np.bool_)
-    np.not_equal(flat.tokens[1:], flat.tokens[:-1], out=new[1:])
-    filled = flat.length > 0
-    new[flat.token_start[filled]] = True
-    starts = np.flatnonzero(new)
-    runs = np.diff(np.append(starts, n))
-    first = np.searchsorted(starts, flat.token_start[filled])
     longest = np.zeros(len(flat.length), dtype=np.int64)
-    if len(first):
-        longest[filled] = np.maximum.reduceat(runs, first)
+    rows = _with_runs(flat, least)
+    if not len(rows):
+        return longest
+    length = flat.length[rows]
+    tokens = take(flat.tokens, flat.token_start[rows], length)
+    first = np.cumsum(length) - length
+    new = np.ones(len(tokens), dtype=np.bool_)
+    np.not_equal(tokens[1:], tokens[:-1], out=new[1:])
+    new[first] = True
+    starts = np.flatnonzero(new)
+    runs = np.diff(starts, append=len(tokens))
+    longest[rows] = np.maximum.reduceat(runs, np.searchsorted(starts, first))
+    longest[longest < least] = 0
     return longest
+
+
+def _with_runs(flat: Flat, least: int) -> Ints:
+    """Payloads that may have a run of ``least`` tokens: it covers ``least // stride`` equal tokens
+    in a row of every ``stride``-th one, which few other texts have."""
+    import numpy as np
+
+    stride = max(1, least // 4)
+    some = np.ascontiguousarray(flat.tokens[::stride])
+    equal = some[1:] == some[:-1]
+    together = least // stride - 1
+    if together < 1 or len(equal) < together:
+        return np.flatnonzero(flat.length >= least)
+    n = len(equal) - together + 1
+    chain = equal[:n].copy()
+    for i in range(1, together):
+        chain &= equal[i : i + n]
+    at = np.flatnonzero(chain) * stride
+    for i in range(1, together * stride):
+        at = at[flat.tokens[at + i] == flat.tokens[at]]
+    return np.unique(np.searchsorted(flat.token_start, at, side="right") - 1)
 
 
 def unsorted_candidates(flat: Flat) -> npt.NDArray[np.bool_]:

@@ -4,13 +4,16 @@ is where the plan wants it: known trial, known request, same prompt, once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytest.compare.ahead import in_order, threads
+from raytest.compare.ahead import FILES_AT_ONCE, in_order, threads
+from raytest.compare.constants import read_observations
 from raytest.compare.observed import (
     COLUMNS,
     COUNTERS,
@@ -22,7 +25,8 @@ from raytest.compare.observed import (
     unit_map,
     workload_of,
 )
-from raytest.schema import Arrangement, observations_schema
+from raytest.compare.trial_facts import with_facts
+from raytest.schema import observations_schema
 from raytest.store import RunFolder, TrialKey
 
 if TYPE_CHECKING:
@@ -108,39 +112,68 @@ def _read_files(folder: RunFolder, run: _Run, reading: _Reading) -> None:
     keys = sorted(folder.finished_trials())
     n_requests = sum(e is None for e in run.workload.error)
     with ThreadPoolExecutor(threads()) as pool:
-        tables = in_order(pool, (partial(folder.read_trial, k, COLUMNS) for k in keys))
-        for key, table in zip(keys, tables, strict=True):
+        paths = [folder.observations_path(k) for k in keys]
+        parts = (paths[i : i + FILES_AT_ONCE] for i in range(0, len(paths), FILES_AT_ONCE))
+        read = in_order(pool, (partial(_read, part) for part in parts))
+        for key, (table, same) in zip(keys, chain.from_iterable(read), strict=True):
             name = f"observations/{key[0]}/{key[1]}-{key[2]}.parquet"
             index = run.members.get(key)
             if index is None:
                 reading.problems.append(f"{name}: the plan has no such trial")
                 continue
-            problem = _foreign_rows(table, key) or _wrong_requests(table, run)
+            problem = _foreign_rows(table, same, key) or _wrong_requests(table, run)
             if problem:
                 reading.problems.append(f"{name}: {problem}")
                 continue
-            reading.members[index] = _with_facts(reading.members[index], table, run, n_requests)
+            reading.members[index] = with_facts(
+                reading.members[index], table, same, run.spec, n_requests
+            )
             where = table.column("request_index").to_numpy()
-            reading.tables.append(table.select(_KEPT))
+            reading.tables.append(_kept(table, same))
             reading.member.append(np.full(table.num_rows, index, dtype=np.int64))
             reading.position.append(run.position[where])
+
+
+def _read(paths: Sequence[Path]) -> list[tuple[pa.Table, Mapping[str, Any]]]:
+    return [read_observations(path, COLUMNS, CONSTANT) for path in paths]
 
 
 _KEPT = [
     "sample_index", "token_digest", "logprob_digest", "top_digest", "payload_id", "n_tokens",
     "finish_reason", *COUNTERS, "error_kind", "error",
 ]  # fmt: skip
+# What is mostly one value a file, or none.
+CONSTANT = [
+    "cell_id", "launch", "trial", "gpu_uuids", "batch_size", "n_cached_tokens", *COUNTERS,
+    "error_kind", "error",
+]  # fmt: skip
 
 
-def _foreign_rows(table: pa.Table, key: TrialKey) -> str:
+def _kept(table: pa.Table, same: Mapping[str, Any]) -> pa.Table:
+    """The columns that go into the matrices; a counter that is 0 and an error that is null
+    throughout stay away, and are null afterwards."""
+    import pyarrow as pa
+
+    for name in _KEPT:
+        if same.get(name):
+            value = pa.scalar(same[name], observations_schema().field(name).type)
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return table.select([n for n in _KEPT if n in table.column_names])
+
+
+def _foreign_rows(table: pa.Table, same: Mapping[str, Any], key: TrialKey) -> str:
     """What is wrong where rows carry other keys than their file's name."""
     import pyarrow.compute as pc
 
     for column, value in zip(("cell_id", "launch", "trial"), key, strict=True):
-        if pc.min_max(table.column(column)).as_py() not in (
-            {"min": value, "max": value},
-            {"min": None, "max": None},
-        ):
+        if column in same:
+            right = same[column] == value
+        else:
+            right = pc.min_max(table.column(column)).as_py() in (
+                {"min": value, "max": value},
+                {"min": None, "max": None},
+            )
+        if not right:
             return f"rows with another {column} than {value!r}"
     return ""
 
@@ -171,58 +204,29 @@ def _wrong_requests(table: pa.Table, run: _Run) -> str:
     return ""
 
 
-def _with_facts(member: Member, table: pa.Table, run: _Run, n_requests: int) -> Member:
-    """The member with what its rows say of the whole trial."""
-    import pyarrow.compute as pc
+def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table of all of _KEPT; what a table does not have is null in its rows."""
+    import pyarrow as pa
 
-    if not table.num_rows:
-        return replace(member, found=True)
-    uuids = tuple(table.column("gpu_uuids")[0].as_py())
-    sizes = pc.min_max(table.column("batch_size")).as_py()
-    cached = pc.max(table.column("n_cached_tokens")).as_py()
-    reason = unformed(
-        member.trial.arrangement,
-        sizes["max"],
-        cached,
-        n_requests=n_requests,
-        at_once=max(run.spec.workload.sampling.n, run.spec.workload.sampling.beam_width),
-    )
-    return replace(member, found=True, gpu_uuids=uuids, batch_size=sizes["max"], unformed=reason)
+    schema = observations_schema()
+    found = [n for n in _KEPT if any(n in t.column_names for t in tables)]
 
+    def filled(table: pa.Table, names: Sequence[str]) -> pa.Table:
+        for name in names:
+            if name not in table.column_names:
+                nulls = pa.nulls(table.num_rows, schema.field(name).type)
+                table = table.append_column(schema.field(name), nulls)
+        return table if table.column_names == names else table.select(names)
 
-def unformed(
-    arrangement: Arrangement,
-    batch_size: int | None,
-    n_cached: int | None,
-    *,
-    n_requests: int,
-    at_once: int,
-) -> str:
-    """Why an arrangement did not form, or ''.
-
-    ``batch_size`` is the most requests that ran in one step, ``at_once`` how many sequences one
-    request makes (samples or beams), ``n_cached`` the most prompt tokens that came from the prefix
-    cache.
-    """
-    if batch_size is None:
-        return "the batches that formed are unknown"
-    if arrangement is Arrangement.SOLO:
-        if batch_size > at_once:
-            return f"requests ran alone in the plan, but up to {batch_size} ran together"
-        return ""
-    if n_requests > 1 and batch_size <= 1:
-        return "no batch formed: never more than one request ran at a time"
-    if arrangement is Arrangement.PREFIX and not n_cached:
-        return "the prefix cache was never hit"
-    return ""
+    empty = schema.empty_table().select(found)
+    return filled(pa.concat_tables([empty, *(filled(t, found) for t in tables)]), _KEPT)
 
 
 def _assemble(runs: Sequence[_Run], reading: _Reading) -> Observed:
     import numpy as np
     import pyarrow as pa
 
-    empty = observations_schema().empty_table().select(_KEPT)
-    table = pa.concat_tables([empty, *reading.tables])
+    table = _concatenated(reading.tables)
     none = np.empty(0, dtype=np.int64)
     member = np.concatenate([none, *reading.member])
     position = np.concatenate([none, *reading.position])

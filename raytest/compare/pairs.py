@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 from raytest.compare.flat import Flat, first_true, take
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 # Arrays of one chunk stay in a core's cache.
-CHUNK_TOKENS = 1 << 16
+CHUNK_TOKENS = 1 << 18
 # Differences are counted by the upper half of float32: sign, 8 bits of exponent, 7 of significand.
 # So a quantile is known to 0.8%, in memory that does not grow.
 HISTOGRAM_BINS = 1 << 16
@@ -108,13 +109,15 @@ class Histogram:
 
         return cls(np.zeros(HISTOGRAM_BINS, dtype=np.int64))
 
-    def add(self, delta: Floats) -> None:
-        """Count differences (float32)."""
+    def add(self, delta: Floats, zeros: int = 0) -> None:
+        """Count differences (float32); ``zeros`` of them are +0.0 and none."""
         import numpy as np
 
         upper = 1 if sys.byteorder == "little" else 0
-        index = delta.view(np.uint16)[upper::2].astype(np.int64)
-        self.counts += np.bincount(index, minlength=HISTOGRAM_BINS)
+        index = _SCRATCH.array("index", len(delta), np.int64)
+        np.copyto(index, delta.view(np.uint16)[upper::2])
+        np.add.at(self.counts, index, 1)
+        self.counts[0] -= zeros
 
     def quantile_abs(self, q: float) -> float:
         """Quantile of |lp_A - lp_B|, to 0.8%; NaN where nothing was counted."""
@@ -167,12 +170,10 @@ def compare_pairs(
         rows = np.flatnonzero(kind == k)
         found = PairMetrics.empty(len(rows))
         in_a_k, in_b_k = in_a[rows], in_b[rows]
-        differences: list[Floats] = []
         for part in _chunks(np.minimum(a.length[in_a_k], b.length[in_b_k])):
             view = found.pick(part)
-            differences += _compare(a, in_a_k[part], b, in_b_k[part], view)
+            _compare(a, in_a_k[part], b, in_b_k[part], view, histograms[int(k)])
         out.put(rows, found)
-        histograms[int(k)].add(np.concatenate(differences or [np.empty(0, np.float32)]))
     return out
 
 
@@ -185,16 +186,18 @@ def _chunks(lengths: Ints) -> list[slice]:
     return [slice(low, high) for low, high in pairwise(bounds)]
 
 
-def _compare(a: Flat, in_a: Ints, b: Flat, in_b: Ints, out: PairMetrics) -> list[Floats]:
-    """Fill ``out`` for one chunk; all differences of logprobs."""
+def _compare(
+    a: Flat, in_a: Ints, b: Flat, in_b: Ints, out: PairMetrics, histogram: Histogram
+) -> None:
+    """Fill ``out`` for one chunk, and count all differences of logprobs."""
     import numpy as np
 
-    differences: list[Floats] = []
     out.length_a[:], out.length_b[:] = a.length[in_a], b.length[in_b]
     common = np.minimum(out.length_a, out.length_b)
     start_a, start_b = a.token_start[in_a], b.token_start[in_b]
-    different = take(a.tokens, start_a, common) != take(b.tokens, start_b, common)
-    out.first[:] = first_true(different, common)
+    tokens_a, tokens_b = take(a.tokens, start_a, common), take(b.tokens, start_b, common)
+    different = _SCRATCH.array("flags", len(tokens_a), np.bool_)
+    out.first[:] = first_true(np.not_equal(tokens_a, tokens_b, out=different), common)
     ended = (out.first < 0) & (out.length_a != out.length_b)
     out.first[ended] = common[ended]
     flipped = np.flatnonzero(out.first >= 0)
@@ -207,82 +210,127 @@ def _compare(a: Flat, in_a: Ints, b: Flat, in_b: Ints, out: PairMetrics) -> list
         getattr(out, name)[flipped[inside]] = flat.tokens[(start[flipped] + at)[inside]]
     with_logprobs = (a.n_logprobs[in_a] == out.length_a) & (b.n_logprobs[in_b] == out.length_b)
     prefix = np.where(out.first < 0, common, out.first)
-    # whole completions lie end to end and need no gathering: keep them apart from cut ones
-    for rows in (with_logprobs & (out.first < 0), with_logprobs & (out.first > 0)):
-        where = np.flatnonzero(rows & (prefix > 0))
-        if len(where):
-            differences.append(_compare_logprobs(a, in_a, b, in_b, prefix, where, out))
-    differences += margins_at(a, in_a, b, in_b, np.flatnonzero(with_logprobs), out)
+    # what lies end to end needs no gathering, which is worth looking at what comes after a flip and
+    # leaving it out, unless that is most of it
+    cut = 2 * int(prefix.sum()) < int(common.sum())
+    lengths = prefix if cut else common
+    where = np.flatnonzero(with_logprobs & (lengths > 0))
+    if len(where):
+        _compare_logprobs(a, in_a, b, in_b, lengths, prefix, where, out, histogram)
+    for flips in margins_at(a, in_a, b, in_b, np.flatnonzero(with_logprobs), out):
+        histogram.add(flips)
     compare_candidates(a, in_a, b, in_b, prefix, out)
-    return differences
 
 
 def _compare_logprobs(
-    a: Flat, in_a: Ints, b: Flat, in_b: Ints, lengths: Ints, rows: Ints, out: PairMetrics
-) -> Floats:
-    """Differences of the sampled tokens' logprobs over the first ``lengths`` positions of the pairs
-    ``rows``; sums go to ``out``.
+    a: Flat, in_a: Ints, b: Flat, in_b: Ints, lengths: Ints, prefix: Ints, rows: Ints,
+    out: PairMetrics, histogram: Histogram,
+) -> None:  # fmt: skip
+    """Differences of the sampled tokens' logprobs of the pairs ``rows`` over the first ``prefix``
+    positions, of which ``lengths`` are looked at.
 
-    Sums are taken per pair by ``reduceat``, so they do not depend on what else is in the chunk.
+    Differences are float32 (exact within a factor of two, else to 6e-8); sums are taken per pair by
+    ``reduceat``, which adds pairwise, so they do not depend on what else is in the chunk.
     """
     import numpy as np
 
-    n = lengths[rows]
+    n, kept = lengths[rows], prefix[rows]
     va = take(a.logprobs, a.logprob_start[in_a[rows]], n)
     vb = take(b.logprobs, b.logprob_start[in_b[rows]], n)
     starts = np.cumsum(n) - n
+    flipped = np.flatnonzero(kept < n)
+    first = starts[flipped]
+    beyond = list(zip(first + kept[flipped], first + n[flipped], strict=True))
+    delta: Floats | Doubles = _SCRATCH.array("delta", len(va), np.float32)
+    size: Floats | Doubles = _SCRATCH.array("size", len(va), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        delta = va.astype(np.float64)
-        delta -= vb.astype(np.float64)
-        size = np.abs(delta)
-        sums = np.add.reduceat(size, starts)
+        np.subtract(va, vb, out=delta)
+        _clear(delta, beyond)
+        sums = np.add.reduceat(np.abs(delta, out=size), starts)
         if not np.isfinite(sums).all():
             delta = logprob_differences(va, vb)
+            _clear(delta, beyond)
             size = np.abs(delta)
             sums = np.add.reduceat(size, starts)
         out.sum_delta[rows] = np.add.reduceat(delta, starts)
-        rounded = delta.astype(np.float32)
+        histogram.add(delta.astype(np.float32, copy=False), int((n - kept).sum()))
+    out.positions[rows] = kept
+    out.sampled_positions[rows] = kept
     largest = np.maximum.reduceat(size, starts)
-    out.positions[rows] = n
-    out.sampled_positions[rows] = n
-    out.first_bits[rows] = first_true(va.view(np.int32) != vb.view(np.int32), n)
     out.max_abs[rows] = largest
     out.sum_abs[rows] = sums
     out.prefix_abs[rows] = sums
-    out.sum_k3[rows] = np.add.reduceat(_k3(rounded, delta, float(largest.max())), starts)
-    out.max_ulp[rows] = _most_ulp(va, vb, starts)
-    return rounded
+    large = np.flatnonzero(size > SERIES_LIMIT) if largest.max() > SERIES_LIMIT else rows[:0]
+    out.sum_k3[rows] = _sum_k3(delta, large, starts, size)
+    out.first_bits[rows], out.max_ulp[rows] = _bits_apart(va, vb, starts, n, beyond)
 
 
-def _k3(rounded: Floats, delta: Doubles, largest: float) -> Doubles:
-    """:func:`k3_terms`: Taylor's series in float32 where differences are small (to 1e-6), the exact
-    form elsewhere; which one depends on the element alone."""
+class _Scratch(local):
+    """Arrays that a thread takes again for every chunk: to map fresh memory each time costs more
+    than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def array(self, name: str, n: int, dtype: Any) -> npt.NDArray[Any]:
+        """``n`` entries of unknown values."""
+        import numpy as np
+
+        found = self._arrays.get(name)
+        if found is None or len(found) < n:
+            found = self._arrays[name] = np.empty(max(n, CHUNK_TOKENS * 5 // 4), dtype=dtype)
+        return found[:n]
+
+
+_SCRATCH = _Scratch()
+
+
+def _clear(values: npt.NDArray[Any], spans: list[tuple[int, int]]) -> None:
+    for low, high in spans:
+        values[low:high] = 0
+
+
+def _sum_k3(delta: Floats | Doubles, large: Ints, starts: Ints, terms: Floats | Doubles) -> Doubles:
+    """Per run the sum of :func:`k3_terms`: Taylor's series where a difference is small (to 1e-6),
+    the exact form at ``large``; which one depends on the element alone. ``terms`` is overwritten.
+    """
     import numpy as np
 
-    r = -rounded
     with np.errstate(over="ignore", invalid="ignore"):
-        terms = r * np.float32(1 / 24)
-        for coefficient in (1 / 6, 1 / 2):
+        np.multiply(delta, np.float32(1 / 24), out=terms)
+        for coefficient in (-1 / 6, 1 / 2):
             terms += np.float32(coefficient)
-            terms *= r
-        terms *= r
-    wide: Doubles = terms.astype(np.float64)
-    if largest > SERIES_LIMIT:
-        large = np.flatnonzero(np.abs(delta) > SERIES_LIMIT)
-        wide[large] = k3_terms(delta[large])
-    return wide
+            terms *= delta
+        terms *= delta
+    terms[large] = 0
+    sums = np.add.reduceat(terms, starts).astype(np.float64)
+    if len(large):
+        run = np.searchsorted(starts, large, side="right") - 1
+        exact = k3_terms(delta[large].astype(np.float64))
+        sums += np.bincount(run, weights=exact, minlength=len(starts))
+    return sums
 
 
-def _most_ulp(va: Floats, vb: Floats, starts: Ints) -> Ints:
-    """Largest :func:`ulp_distance` per run, in 32 bits where nothing is above zero: then it is the
-    distance of the magnitudes, and one more across zero (-0.0 lies one below 0.0)."""
+def _bits_apart(
+    va: Floats, vb: Floats, starts: Ints, lengths: Ints, beyond: list[tuple[int, int]]
+) -> tuple[Ints, Ints]:
+    """Per run the first position whose bits differ (-1: none), and the largest
+    :func:`ulp_distance`: of two negative floats it is the difference of their bits."""
     import numpy as np
 
     bits_a, bits_b = va.view(np.int32), vb.view(np.int32)
-    if max(bits_a.max(), bits_b.max()) > 0:
-        return np.maximum.reduceat(ulp_distance(va, vb), starts)
-    magnitude = np.int32(0x7FFFFFFF)
-    apart = (bits_a & magnitude) - (bits_b & magnitude)
+    apart = _SCRATCH.array("apart", len(va), np.int32)
+    flags = _SCRATCH.array("flags", len(va), np.bool_)
+    positive = np.bitwise_and(bits_a, bits_b, out=apart)
+    odd = np.flatnonzero(np.greater_equal(positive, 0, out=flags))
+    np.subtract(bits_a, bits_b, out=apart)
+    _clear(apart, beyond)
+    first = first_true(np.not_equal(apart, 0, out=flags), lengths)
+    odd = odd[flags[odd]]
+    apart[odd] = 0
     np.abs(apart, out=apart)
-    apart += (bits_a ^ bits_b) < 0
-    return np.maximum.reduceat(apart, starts)
+    most = np.maximum.reduceat(apart, starts).astype(np.int64)
+    if len(odd):
+        run = np.searchsorted(starts, odd, side="right") - 1
+        np.maximum.at(most, run, ulp_distance(va[odd], vb[odd]))
+    return first, most

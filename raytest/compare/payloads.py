@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raytest.compare.ahead import in_order, threads
+from raytest.compare.ahead import FILES_AT_ONCE, in_order, threads
 from raytest.compare.flat import (
     COLUMNS,
     Flat,
@@ -17,9 +17,10 @@ from raytest.compare.flat import (
     unsorted_candidates,
 )
 from raytest.compare.pairs import Histogram, PairMetrics, compare_pairs
+from raytest.compare.verdicts import DEGENERATE_RUN
 from raytest.errors import StoreError
 from raytest.schema import payloads_schema
-from raytest.store import Payload, open_table
+from raytest.store import ROW_GROUP_BYTES, Payload, open_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,8 @@ class Pairs:
 
 @dataclass(slots=True)
 class PayloadFacts:
-    """Per payload [q]: longest run of one token, length, whether candidates are out of order."""
+    """Per payload [q]: longest run of one token (0: shorter than DEGENERATE_RUN), length, whether
+    candidates are out of order."""
 
     longest_run: Ints
     length: Ints
@@ -67,6 +69,8 @@ class _RowGroup:
     table: pa.Table | None = None
 
 
+# Where a row group lies, with what has been read of it.
+_Place = tuple[Path, int, "pa.Table"]
 # A payload file up to this size is read whole when its ids are: opening it again would cost more.
 SMALL_FILE = 1 << 18
 
@@ -178,7 +182,7 @@ class _Work:
     unsorted: npt.NDArray[np.bool_] | None = None
 
     def __call__(self) -> tuple[_Work, list[Result]]:
-        self.longest = longest_runs(self.flat)
+        self.longest = longest_runs(self.flat, DEGENERATE_RUN)
         self.unsorted = unsorted_candidates(self.flat)
         return self, [part.run() for part in self.parts]
 
@@ -283,8 +287,9 @@ def _locate(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    places = [place for found in pool.map(_ids, paths) for place in found]
-    columns = [table.column("payload_id").combine_chunks() for _, _, table in places]
+    several = (paths[i : i + FILES_AT_ONCE] for i in range(0, len(paths), FILES_AT_ONCE))
+    places = _merged(place for found in pool.map(_ids, several) for place in found)
+    columns = [chunk for _, _, table in places for chunk in table.column("payload_id").chunks]
     ids = pa.concat_arrays([pa.array([], pa.binary(16)), *columns])
     found = pc.index_in(ids, value_set=payload_ids).fill_null(-1).to_numpy(zero_copy_only=False)
     index = found.astype(np.int64)
@@ -300,7 +305,7 @@ def _locate(
         )
     chosen = np.full(len(index), -1, dtype=np.int64)
     chosen[wanted[first]] = present
-    ends = np.cumsum([len(column) for column in columns])
+    ends = np.cumsum([table.num_rows for _, _, table in places])
     parts = np.split(chosen, ends[:-1]) if places else []
     return [
         _RowGroup(path, number, part, table if table.num_columns > 1 else None)
@@ -309,11 +314,35 @@ def _locate(
     ]
 
 
-def _ids(path: Path) -> list[tuple[Path, int, pa.Table]]:
-    """The payload ids of each row group of a file, with the rest where the file is small."""
-    with open_table(path, payloads_schema(), COLUMNS) as file:
-        columns = COLUMNS if path.stat().st_size <= SMALL_FILE else ["payload_id"]
-        return [
-            (path, g, file.read_row_group(g, columns, use_threads=False))
-            for g in range(file.num_row_groups)
-        ]
+def _ids(paths: Sequence[Path]) -> list[_Place]:
+    """The payload ids of each row group of the files, with the rest where a file is small."""
+    found: list[_Place] = []
+    for path in paths:
+        with open_table(path, payloads_schema(), COLUMNS) as file:
+            columns = COLUMNS if path.stat().st_size <= SMALL_FILE else ["payload_id"]
+            found += [
+                (path, g, file.read_row_group(g, columns, use_threads=False))
+                for g in range(file.num_row_groups)
+            ]
+    return found
+
+
+def _merged(places: Iterable[_Place]) -> list[_Place]:
+    """Small files that were read whole as one, as far as a row group goes: many small comparisons
+    cost more than one large."""
+    import pyarrow as pa
+
+    large: list[_Place] = []
+    small: list[tuple[Path, int, list[pa.Table]]] = []
+    size = 0
+    for place in places:
+        if place[2].num_columns == 1:
+            large.append(place)
+            continue
+        if size + place[2].nbytes > ROW_GROUP_BYTES or not small:
+            small.append((*place[:2], [place[2]]))
+            size = 0
+        else:
+            small[-1][2].append(place[2])
+        size += place[2].nbytes
+    return [*large, *((p, n, pa.concat_tables(tables)) for p, n, tables in small)]

@@ -5,7 +5,8 @@
 
 Per shape of run: the verdict's time over the time that pyarrow takes merely to read the same
 columns, over DuckDB SQL and pandas that find the same classes and first divergences; growth from an
-eighth of the workers to all; peak memory of a process that does nothing but the verdict.
+eighth of the workers to all (one GPU a node, so that a worker takes part in as many comparisons at
+either size); peak memory of a process that does nothing but the verdict.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def evaluate_folder(path: Path) -> Any:
 
 
 def merely_read(path: Path) -> int:
-    """Read the columns that the analysis reads, and nothing else."""
+    """Read the columns that the verdict is drawn from, and nothing else. (The analysis takes those
+    that have one value from the statistics of a file.)"""
     import pyarrow.parquet as pq
 
     from raytest.compare import flat, observed
@@ -198,14 +200,14 @@ def main() -> None:
 def report(shape: str, root: Path, args: argparse.Namespace) -> dict[str, Any]:
     """One line of results; the folders go when it is done."""
 
-    def folder(workers: int) -> Path:
+    def folder(workers: int, per_node: int) -> Path:
         size = (args.requests, args.tokens, args.top_k)
-        path = root / f"{shape}-{workers}"
+        path = root / f"{shape}-{workers}-{per_node}"
         if not path.exists():
-            Bulk(shape, workers, *size).write(root, path.name)
+            Bulk(shape, workers, *size, per_node).write(root, path.name)
         return path
 
-    whole = folder(args.workers)
+    whole = folder(args.workers, 8)
     found: dict[str, Any] = {"shape": shape, "workers": args.workers}
     found |= measure(whole, args.times, not args.no_others)
     found["over_reading"] = found["verdict_s"] / found["read_s"]
@@ -215,8 +217,10 @@ def report(shape: str, root: Path, args: argparse.Namespace) -> dict[str, Any]:
             found[f"over_{name}"] = found["verdict_s"] / found[f"{name}_s"]
     found["peak_mb"] = peak_memory(whole)
     if not args.no_growth:
-        eighth = measure(folder(args.workers // 8), args.times, False)
-        found["growth_per_worker"] = found["verdict_s"] / eighth["verdict_s"] / 8
+        few, many = (
+            measure(folder(n, 1), args.times, False) for n in (args.workers // 8, args.workers)
+        )
+        found["growth_per_worker"] = many["verdict_s"] / few["verdict_s"] / 8
     for path in root.glob(f"{shape}-*"):
         if args.folder is None:
             shutil.rmtree(path)

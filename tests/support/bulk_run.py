@@ -17,7 +17,6 @@ from tests.support.make_run import STARTED, VOCABULARY, RunMaker, inventory, req
 Shape = Literal["equal", "some", "one", "all"]
 SHAPES: tuple[Shape, ...] = ("equal", "some", "one", "all")
 DIVERGENT_REQUESTS = 0.05
-PER_NODE = 8
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,11 @@ class Bulk:
     requests: int = 1000
     tokens: int = 1024
     top_k: int = 0
+    per_node: int = 8
 
     def write(self, results: Path, run_id: str) -> RunFolder:
         made = spec("[trials]\nrepeats = 1\n")
-        nodes = max(1, self.workers // PER_NODE)
+        nodes = max(1, self.workers // self.per_node)
         where = inventory(nodes, self.workers // nodes)
         plan = make_plan(made, where)
         folder = RunFolder.create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -256,7 +257,16 @@ def test_longest_runs_stop_at_the_end_of_a_completion() -> None:
     made = [
         payload(ints(*t), floats(), 0, ints(), floats()) for t in ((7, 7, 7), (), (7, 7, 1), (2,))
     ]
-    assert longest_runs(flat(made)).tolist() == [3, 0, 2, 1]
+    assert longest_runs(flat(made), 1).tolist() == [3, 0, 2, 1]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=60), min_size=1, max_size=5))
+def test_only_runs_that_are_long_enough_are_measured(made: list[list[int]]) -> None:
+    longest = [max((len(list(run)) for _, run in groupby(t)), default=0) for t in made]
+    several = flat([payload(ints(*t), floats(), 0, ints(), floats()) for t in made])
+    for least in (2, 5, 16):
+        expected = [n if n >= least else 0 for n in longest]
+        assert longest_runs(several, least).tolist() == expected
 
 
 def test_candidates_out_of_order_are_seen_per_completion() -> None:
