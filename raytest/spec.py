@@ -19,6 +19,8 @@ GateWord = Literal["bitwise", "tokens", "may-differ", "must-differ"]
 
 # Variables that raytest or Ray must own: a spec that sets them would undo the pin.
 RESERVED_ENV = ("CUDA_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+# Times at which a run that may stop early looks at a statistical gate, the end included.
+LOOKS = 4
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$"
 
 
@@ -370,6 +372,19 @@ class Spec(Strict):
     def profile(self, variant: Variant) -> Profile:
         """The profile that ``variant`` runs under."""
         return self.determinism.profile if variant.profile is None else variant.profile
+
+    def judged_gates(self) -> dict[Axis, Gate]:
+        """The gates that the spec states; where a run may stop early, each look at a statistical
+        one has its share of the error that its confidence allows (Bonferroni)."""
+        gates = self.gates.stated()
+        if self.trials.until != "decided":
+            return gates
+        return {
+            axis: gate
+            if not isinstance(gate, Thresholds) or gate.confidence is None
+            else gate.model_copy(update={"confidence": 1 - (1 - gate.confidence) / LOOKS})
+            for axis, gate in gates.items()
+        }
 
     def logprobs(self, variant: Variant) -> int | None:
         """k of the top-k logprobs that ``variant`` keeps (None: none)."""

@@ -37,11 +37,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The groups of one axis, and the trials left out: reason -> how many."""
+    """The groups of one axis, and the trials left out: reason -> how many. ``not_needed`` more did
+    not run, because the run was decided without them."""
 
     axis: Axis
     groups: tuple[Group, ...]
     left_out: Mapping[str, int]
+    not_needed: int = 0
 
 
 def held_of(axis: Axis, members: Sequence[Member]) -> tuple[str, ...]:
@@ -62,8 +64,12 @@ def group_members(
     varied = "run" if axis is Axis.RUN else VARIED[axis]
     rank = _rank(axis, spec)
     pools: dict[tuple[Any, ...], list[int]] = {}
+    not_needed = 0
     for i, member in enumerate(members):
         if axis is not Axis.RUN and member.run:
+            continue
+        if not member.needed:
+            not_needed += 1
             continue
         pools.setdefault(tuple(member.keys[k] for k in held), []).append(i)
     left_out: Counter[str] = Counter()
@@ -77,7 +83,7 @@ def group_members(
             left_out["trials have no partner in the other run"] += len(pool)
     if axis in (Axis.GPU, Axis.NODE):
         left_out += _across_models(members, held, varied)
-    return Grouping(axis, tuple(groups), dict(sorted(left_out.items())))
+    return Grouping(axis, tuple(groups), dict(sorted(left_out.items())), not_needed)
 
 
 def _rank(axis: Axis, spec: Spec) -> Callable[[Member], int]:

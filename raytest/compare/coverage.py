@@ -24,6 +24,7 @@ class Coverage:
     n_launches: int
     n_trials_planned: int
     n_trials_found: int
+    n_trials_not_needed: int
     n_requests: int
     n_requests_skipped: int
     n_samples: int
@@ -64,7 +65,7 @@ def check_integrity(observed: Observed, folders: Sequence[RunFolder]) -> Integri
     for what, n in observed.unmatched.items():
         if n:
             problems.append(f"{n} {what}")
-    missing = [m.name for m in observed.members if not m.found]
+    missing = [m.name for m in observed.members if not m.found and m.needed]
     if missing:
         incomplete.append(f"{len(missing)} of {len(observed.members)} trials are missing")
     holes = sum(
@@ -140,6 +141,7 @@ def coverage_of(observed: Observed) -> Coverage:
         n_launches=len({(m.run, m.cell.cell_id, m.launch) for m in found}),
         n_trials_planned=len(observed.members),
         n_trials_found=len(found),
+        n_trials_not_needed=sum(not m.needed for m in observed.members),
         n_requests=observed.n_requests,
         n_requests_skipped=sum(e is not None for e in observed.workload.error),
         n_samples=observed.workload.n_samples,

@@ -28,6 +28,7 @@ from raytest.compare.suspects import Attribution, find_suspects
 from raytest.compare.verdict_table import verdicts_table
 from raytest.compare.verdicts import Setting, dtype_index, is_degenerate, judge_divergences
 from raytest.errors import ExitCode
+from raytest.needs import decisions
 from raytest.plan import HELD
 from raytest.schema import Axis, RunVerdict
 from raytest.spec import Spec, Thresholds
@@ -48,13 +49,19 @@ EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class AxisResult:
-    """One axis: its contract, what was compared, how the gate came out, and what was left out."""
+    """One axis: its contract, what was compared, how the gate came out, and what was left out.
+
+    ``decided_after`` so many trials its gate stood, and ``not_needed`` others did not run (None, 0:
+    all of the plan was wanted).
+    """
 
     axis: Axis
     contract: Contract
     outcome: Outcome
     numbers: AxisNumbers
     left_out: Mapping[str, int]
+    not_needed: int
+    decided_after: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,8 @@ def judge(
         _axis_data(i, grouping, formed, compared, pair_of[i], bad, observed, spec)
         for i, (grouping, formed) in enumerate(zip(groupings, classes, strict=True))
     ]
-    results = [_axis_result(entry, observed, spec) for entry in data]
+    early = decisions(folders[0]) if len(folders) == 1 else {}
+    results = [_axis_result(entry, observed, spec, early) for entry in data]
     attributions = _attribute(data, observed)
     outcomes = {r.axis: r.outcome for r in results}
     findings += axis_findings(data, outcomes, attributions, observed)
@@ -195,8 +203,10 @@ def _axis_data(
     )
 
 
-def _axis_result(entry: AxisData, observed: Observed, spec: Spec) -> AxisResult:
-    stated = spec.gates.stated().get(entry.axis)
+def _axis_result(
+    entry: AxisData, observed: Observed, spec: Spec, early: Mapping[str, int]
+) -> AxisResult:
+    stated = spec.judged_gates().get(entry.axis)
     members = [observed.members[i] for g in entry.grouping.groups for i in g.members]
     members = members or list(observed.members)
     contract = (
@@ -209,11 +219,25 @@ def _axis_result(entry: AxisData, observed: Observed, spec: Spec) -> AxisResult:
         )
     )
     numbers = axis_numbers(entry, observed)
-    outcome = judge_gate(contract, numbers)
+    outcome = judge_gate(contract, numbers, entry.grouping.not_needed)
     if not numbers.n_comparisons and entry.grouping.left_out:
         why = "; ".join(entry.grouping.left_out)
         outcome = replace(outcome, reason=f"nothing was compared: {why}")
-    return AxisResult(entry.axis, contract, outcome, numbers, entry.grouping.left_out)
+    after = early.get(entry.axis.value)
+    if after is not None:
+        told = f"decided after {after} of {len(observed.members)} trials"
+        if entry.grouping.not_needed:
+            told += f", {entry.grouping.not_needed} were not needed"
+        outcome = replace(outcome, reason=f"{outcome.reason}; {told}")
+    return AxisResult(
+        entry.axis,
+        contract,
+        outcome,
+        numbers,
+        entry.grouping.left_out,
+        entry.grouping.not_needed,
+        after,
+    )
 
 
 def _attribute(data: Sequence[AxisData], observed: Observed) -> dict[Axis, Attribution]:

@@ -81,13 +81,14 @@ def default_contract(axis: Axis, level: int, has_logprobs: bool) -> Contract:
     return Contract("may-differ", False, why or "another configuration is another computation")
 
 
-def judge_gate(contract: Contract, numbers: AxisNumbers) -> Outcome:
-    """Hold the numbers of one axis against its contract."""
+def judge_gate(contract: Contract, numbers: AxisNumbers, not_needed: int = 0) -> Outcome:
+    """Hold the numbers of one axis against its contract. ``not_needed`` trials of the axis did not
+    run: that everything is equal then cannot be known."""
     gate = contract.gate
     if not numbers.n_comparisons:
         return Outcome(GateResult.UNDECIDED, "nothing was compared")
     if isinstance(gate, Thresholds):
-        return _thresholds(gate, numbers)
+        return _thresholds(gate, numbers, not_needed)
     outcome = {
         "bitwise": _bitwise,
         "tokens": _tokens,
@@ -98,6 +99,8 @@ def judge_gate(contract: Contract, numbers: AxisNumbers) -> Outcome:
         return Outcome(
             GateResult.UNDECIDED, f"{numbers.n_not_made} planned comparisons could not be made"
         )
+    if outcome.result is GateResult.HOLDS and not_needed:
+        return Outcome(GateResult.UNDECIDED, f"{not_needed} planned trials did not run")
     return outcome
 
 
@@ -189,7 +192,7 @@ class _Bound:
         return units_needed(decided, n)
 
 
-def _thresholds(gate: Thresholds, numbers: AxisNumbers) -> Outcome:
+def _thresholds(gate: Thresholds, numbers: AxisNumbers, not_needed: int) -> Outcome:
     """Every stated bound; with ``confidence`` a bound holds when its interval does."""
     bounds = _bounds(gate, numbers)
     confident = gate.confidence is not None
@@ -218,6 +221,10 @@ def _thresholds(gate: Thresholds, numbers: AxisNumbers) -> Outcome:
     if numbers.n_not_made:
         reason = f"{numbers.n_not_made} planned comparisons could not be made"
         return Outcome(GateResult.UNDECIDED, reason, None, detail)
+    if not_needed and not confident:
+        return Outcome(
+            GateResult.UNDECIDED, f"{not_needed} planned trials did not run", None, detail
+        )
     return Outcome(GateResult.HOLDS, _told(list(bounds), bounds), None, detail)
 
 

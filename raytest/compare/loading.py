@@ -26,6 +26,7 @@ from raytest.compare.observed import (
     workload_of,
 )
 from raytest.compare.trial_facts import with_facts
+from raytest.needs import not_needed
 from raytest.schema import observations_schema
 from raytest.store import RunFolder, TrialKey
 
@@ -96,12 +97,11 @@ def _open(
     position[list(workload.request_index)] = mapped
     own_position[list(workload.request_index)] = own
     members = members_of(spec, folder.plan(), number, folder.run_id)
+    left_out = not_needed(folder) if spec.trials.until == "decided" else set()
+    members = [replace(m, needed=m.key not in left_out) for m in members]
     if several:
         members = [replace(m, name=f"{folder.run_id}:{m.name}") for m in members]
-    keys = {
-        (m.cell.cell_id, m.launch, m.trial.trial): len(reading.members) + i
-        for i, m in enumerate(members)
-    }
+    keys = {m.key: len(reading.members) + i for i, m in enumerate(members)}
     reading.members += members
     return _Run(number, spec, workload, position, own_position, requests, keys)
 

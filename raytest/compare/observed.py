@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytest.plan import Cell, Plan, Trial
 from raytest.spec import Spec
+from raytest.store import TrialKey
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,8 @@ class Member:
     """One planned trial: the keys that comparisons group by, and what must be known of its setting.
 
     ``logprobs`` names k and mode (two that differ are comparable by tokens only); ``unformed`` says
-    why its arrangement did not form ('' where it did).
+    why its arrangement did not form ('' where it did); ``needed`` is False for a trial that did not
+    run because every axis was decided without it.
     """
 
     name: str
@@ -59,9 +61,15 @@ class Member:
     dtype: str
     level: int
     found: bool = False
+    needed: bool = True
     gpu_uuids: tuple[str, ...] = ()
     batch_size: int | None = None
     unformed: str = ""
+
+    @property
+    def key(self) -> TrialKey:
+        """How the run folder knows the trial."""
+        return self.cell.cell_id, self.launch, self.trial.trial
 
 
 @dataclass(frozen=True, slots=True)

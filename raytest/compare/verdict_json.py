@@ -58,6 +58,7 @@ def _judgement(e: Evaluation) -> dict[str, Any]:
             "planned": e.coverage.n_trials_planned,
             "ran": e.coverage.n_trials_found,
             "missing": list(integrity.missing_trials),
+            "not_needed": e.coverage.n_trials_not_needed,
         },
         "controls": [asdict(c) for c in e.controls],
         "coverage": coverage,
@@ -116,6 +117,8 @@ def _axis(a: AxisResult) -> dict[str, Any]:
         "result": a.outcome.result.value,
         "reason": a.outcome.reason,
         "requests_needed": a.outcome.requests_needed,
+        "decided_after_trials": a.decided_after,
+        "trials_not_needed": a.not_needed,
         "bounds": a.outcome.bounds,
         "groups": {
             "formed": n.n_groups,

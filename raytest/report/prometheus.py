@@ -116,7 +116,7 @@ def _trials(document: Mapping[str, Any]) -> dict[str, int]:
     return {
         "planned": trials["planned"],
         "ran": trials["ran"],
-        "missing": trials["planned"] - trials["ran"],
+        "missing": trials["planned"] - trials["ran"] - trials.get("not_needed", 0),
     }
 
 
