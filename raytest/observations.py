@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,17 @@ def observations_table(
         schema=schema,
     )
     return table, _payloads_table(payloads)
+
+
+def with_text(payloads: pa.Table, decode: Callable[[Sequence[int]], str] | None) -> pa.Table:
+    """The payloads with the text of their tokens, where ``decode`` gives it."""
+    import pyarrow as pa
+
+    if decode is None:
+        return payloads
+    texts = [decode(tokens) for tokens in payloads.column("token_ids").to_pylist()]
+    at = payloads.column_names.index("text")
+    return payloads.set_column(at, "text", pa.array(texts, pa.string()))
 
 
 def _result_columns(

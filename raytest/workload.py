@@ -58,6 +58,11 @@ class Workload:
         """The requests that can run."""
         return [i.request for i in self.items if i.error is None]
 
+    @property
+    def has_references(self) -> bool:
+        """Whether any prompt came with a reference answer."""
+        return any(i.source.reference is not None for i in self.items)
+
     def table(self) -> pa.Table:
         """requests.parquet: every item, the unusable ones too."""
         import pyarrow as pa

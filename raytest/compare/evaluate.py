@@ -24,6 +24,7 @@ from raytest.compare.observed import Observed
 from raytest.compare.pairs import Histogram
 from raytest.compare.payloads import Compared, Pairs, compare_payloads
 from raytest.compare.processes import check_processes
+from raytest.compare.spread import Spread, chosen, graded, payloads_of, spread_of
 from raytest.compare.suspects import Attribution, find_suspects
 from raytest.compare.verdict_table import verdicts_table
 from raytest.compare.verdicts import Setting, dtype_index, is_degenerate, judge_divergences
@@ -62,6 +63,7 @@ class AxisResult:
     left_out: Mapping[str, int]
     not_needed: int
     decided_after: int | None
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,24 @@ def judge(
     groupings = [group_members(axis, observed.members, spec) for axis in axes]
     classes = [form_classes(observed, g.groups) for g in groupings]
     paths = [p for folder in folders for p in folder.payload_paths()]
-    compared, pair_of = _compare(observed, classes, paths, _longest(observed))
+    looked_at = [chosen(c, observed) for c in classes]
+    sample = _longest(observed)
+    keep = _kept(observed, classes, looked_at, sample)
+    compared, pair_of = _compare(observed, classes, paths, keep)
     findings, bad = value_findings(observed, compared.facts)
     data = [
         _axis_data(i, grouping, formed, compared, pair_of[i], bad, observed, spec)
         for i, (grouping, formed) in enumerate(zip(groupings, classes, strict=True))
     ]
     early = decisions(folders[0]) if len(folders) == 1 else {}
-    results = [_axis_result(entry, observed, spec, early) for entry in data]
+    right = graded(folders, observed)
+    results = [
+        replace(
+            _axis_result(entry, observed, spec, early),
+            spread=spread_of(entry, at, compared.kept, right, observed),
+        )
+        for entry, at in zip(data, looked_at, strict=True)
+    ]
     attributions = _attribute(data, observed)
     outcomes = {r.axis: r.outcome for r in results}
     findings += axis_findings(data, outcomes, attributions, observed)
@@ -122,7 +134,7 @@ def judge(
         findings += environment
         integrity = replace(integrity, problems=(*integrity.problems, *unlike))
     controls = (
-        *planted_control(observed, compared.sample),
+        *planted_control(observed, compared.kept.get(sample)),
         *((engine,) if engine is not None else ()),
     )
     coverage = coverage_of(observed)
@@ -143,10 +155,13 @@ def judge(
 
 
 def _compare(
-    observed: Observed, classes: Sequence[Classes], paths: Sequence[Path], sample: int
+    observed: Observed,
+    classes: Sequence[Classes],
+    paths: Sequence[Path],
+    keep: npt.NDArray[np.int64],
 ) -> tuple[Compared, list[npt.NDArray[np.int64]]]:
     """Compare every distinct pair of payloads once; per axis, which pair each divergence is. The
-    payload at ``sample`` is kept.
+    payloads at ``keep`` are kept.
 
     A pair's histogram is that of the set of axes it occurs on (a bit per axis).
     """
@@ -165,7 +180,21 @@ def _compare(
     for i, part in enumerate(parts):
         kind[part] |= 1 << i
     pairs = Pairs(unique // max(n, 1), unique % max(n, 1), kind)
-    return compare_payloads(paths, observed.payload_ids, pairs, sample), parts
+    return compare_payloads(paths, observed.payload_ids, pairs, keep), parts
+
+
+def _kept(
+    observed: Observed,
+    classes: Sequence[Classes],
+    looked_at: Sequence[npt.NDArray[np.int64]],
+    sample: int,
+) -> npt.NDArray[np.int64]:
+    """Payloads to keep: those that the spread is taken from, and one for the control."""
+    import numpy as np
+
+    one = np.array([sample] if sample >= 0 else [], dtype=np.int64)
+    several = [payloads_of(c, at, observed) for c, at in zip(classes, looked_at, strict=True)]
+    return np.unique(np.concatenate([one, *several]))
 
 
 def _axis_data(

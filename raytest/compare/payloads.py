@@ -56,7 +56,7 @@ class Compared:
     facts: PayloadFacts
     pairs: PairMetrics
     histograms: dict[int, Histogram]
-    sample: Payload | None
+    kept: dict[int, Payload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ SMALL_FILE = 1 << 18
 
 
 def compare_payloads(
-    paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs, sample: int = -1
+    paths: Sequence[Path], payload_ids: pa.Array, pairs: Pairs, keep: Ints
 ) -> Compared:
-    """Read every payload of ``payload_ids``, compare ``pairs``, and keep the one at ``sample``.
+    """Read every payload of ``payload_ids``, compare ``pairs``, and keep those at ``keep``.
 
     Row groups are read once, in order, a few ahead. A pair is compared when the later of its two
     payloads arrives; the earlier is held until its last pair is done, so memory follows the spread
@@ -91,15 +91,15 @@ def compare_payloads(
     facts = PayloadFacts(np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.bool_))
     metrics = PairMetrics.empty(len(pairs.payload))
     histograms = {int(k): Histogram.empty() for k in np.unique(pairs.kind)}
-    kept: Payload | None = None
+    kept: dict[int, Payload] = {}
     with ThreadPoolExecutor(threads()) as pool:
         groups = _locate(pool, paths, payload_ids)
         schedule = _Schedule.of(groups, n, pairs)
         done = in_order(pool, schedule.works(in_order(pool, map(_reader, groups))))
         for work, results in done:
             work.note(facts)
-            if (work.index == sample).any() and sample >= 0:
-                kept = _payload(work, sample, payload_ids)
+            for number in np.intersect1d(work.index, keep):
+                kept[int(number)] = _payload(work, int(number), payload_ids)
             for which, found, counted in results:
                 metrics.put(which, found)
                 for kind, histogram in counted.items():

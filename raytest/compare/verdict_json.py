@@ -145,6 +145,7 @@ def _axis(a: AxisResult) -> dict[str, Any]:
         "upper_bound": n.upper_bound,
         "flip_hazard": _interval(n.flip_hazard),
         "metrics": _plain(n.metrics),
+        "spread": None if a.spread is None else _plain(asdict(a.spread)),
         "worst": _divergence(n.worst),
         "incomparable": [{"reason": r, "trials": c} for r, c in a.left_out.items()],
     }

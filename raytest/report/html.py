@@ -16,6 +16,7 @@ from raytest.report.material import Material, axis_verdict
 from raytest.report.page import render
 from raytest.report.quarantine import isolated
 from raytest.report.spec_toml import spec_toml
+from raytest.report.spread import SPREAD_HEADER, spread_rows
 from raytest.report.streams import divergent_rows, streams
 from raytest.report.terminal import next_steps
 from raytest.report.timeline import spans
@@ -53,6 +54,8 @@ def html_text(material: Material) -> str:
         document=document,
         duration=duration_words(duration_s(document["run"])),
         axes=[_axis(a) for a in document["axes"]],
+        spread_header=SPREAD_HEADER,
+        spread=spread_rows(document["axes"]),
         suspects=list(isolated(material)),
         findings=_findings(document["findings"]),
         next_steps=next_steps(document, material.run_id, material.judged),

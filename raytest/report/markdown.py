@@ -10,6 +10,7 @@ from raytest.report.decode import decoder
 from raytest.report.facts import bound_words, duration_s, duration_words
 from raytest.report.material import Material, axis_verdict
 from raytest.report.quarantine import isolated
+from raytest.report.spread import SPREAD_HEADER, spread_rows
 from raytest.report.streams import Side, Streams, divergent_rows, streams
 from raytest.report.table import printable
 
@@ -32,6 +33,7 @@ def markdown_text(material: Material) -> str:
     parts = [
         *_head(material),
         *_axes(document["axes"]),
+        *_spread(document["axes"]),
         *_list("Why", document["reasons"]),
         *_baseline(document.get("baseline")),
         *_list("Suspects", [f"{e}: {why}" for e, why in isolated(material)]),
@@ -74,6 +76,14 @@ def _axes(axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{bound_words(axis)} | {axis['contract']}: {RESULTS[axis['result']]} |"
         )
     yield "\n".join(lines) + "\n"
+
+
+def _spread(axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The spread of what differs; an axis that is equal throughout has none."""
+    rows = spread_rows([a for a in axes if a["comparisons"]["divergent"]])
+    if rows:
+        lines = [SPREAD_HEADER, ("---",) * len(SPREAD_HEADER), *rows]
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
