@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from raytest.engines.base import Sampling
 from raytest.fingerprint.redact import is_secret_name, redact_text
@@ -40,6 +40,13 @@ def refuse_secrets(values: dict[str, Any]) -> None:
                 f"{name} holds a secret, which the run folder would keep; "
                 "set it in the environment that Ray's nodes start from"
             )
+
+
+def no_logprobs(value: Any) -> Any:
+    """TOML has no null: ``logprobs = false`` asks for none."""
+    if value is True:
+        raise ValueError("expected false (none) or how many candidates to keep")
+    return None if value is False else value
 
 
 class Strict(BaseModel):
@@ -80,7 +87,7 @@ class SamplingSpec(Strict):
     max_tokens: int = Field(default=64, ge=1)
     seed: int | None = Field(default=None, ge=0, lt=2**31)
     n: int = Field(default=1, ge=1, le=64)
-    logprobs: int | None = Field(default=5, ge=0, le=100)
+    logprobs: Annotated[int | None, BeforeValidator(no_logprobs)] = Field(default=5, ge=0, le=100)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     beam_width: int = Field(default=0, ge=0, le=64)
@@ -137,7 +144,7 @@ class Variant(Strict):
     executor: Literal["auto", "uni", "mp", "ray"] = "auto"
     engine: dict[str, Any] = {}
     env: dict[str, str] = {}
-    logprobs: int | Literal["workload"] | None = "workload"
+    logprobs: Annotated[int | Literal["workload"] | None, BeforeValidator(no_logprobs)] = "workload"
     launches: int | None = Field(default=None, ge=1)
     scope: Scope | None = None
     runtime_env: dict[str, Any] = {}

@@ -116,6 +116,9 @@ def _dependence(entry: AxisData, observed: Observed) -> Finding:
     if entry.axis is Axis.REPEAT and _first_against_rest(entry, observed):
         code, what = "cold-start", "the first repeat differs from all later ones"
         action = "look at caches and at what is compiled or tuned on first use; raise trials.warmup"
+    if entry.axis is Axis.VARIANT and _observed_alone(entry, observed):
+        code, what = "observer-effect", "asking for other logprobs changes the answer"
+        action = "ask for logprobs as production does; an engine that is looked at is another one"
     return Finding(
         code=code,
         category="divergence",
@@ -125,6 +128,16 @@ def _dependence(entry: AxisData, observed: Observed) -> Finding:
         detail=f"{what}; {len(cells)} cells",
         action=action,
         first_divergence=worst_divergence(entry, observed),
+    )
+
+
+def _observed_alone(entry: AxisData, observed: Observed) -> bool:
+    """Whether all that differ are the same but for the logprobs they were asked for."""
+    d = entry.classes.divergences
+    members = observed.members
+    return bool(len(d.member)) and all(
+        members[a].logprobs != members[b].logprobs and members[a].unlooked == members[b].unlooked
+        for a, b in zip(d.reference.tolist(), d.member.tolist(), strict=True)
     )
 
 

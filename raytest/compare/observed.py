@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from raytest.plan import Cell, Plan, Trial
+from raytest.digest import json_digest
+from raytest.plan import Cell, Plan, Trial, family_settings
 from raytest.spec import Spec
 from raytest.store import TrialKey
 
@@ -46,8 +47,9 @@ class Member:
     """One planned trial: the keys that comparisons group by, and what must be known of its setting.
 
     ``logprobs`` names k and mode (two that differ are comparable by tokens only); ``unformed`` says
-    why its arrangement did not form ('' where it did); ``needed`` is False for a trial that did not
-    run because every axis was decided without it.
+    why its arrangement did not form ('' where it did); ``unlooked`` is equal for variants that
+    differ in nothing but how many logprobs they are asked for; ``needed`` is False for a trial that
+    did not run because every axis was decided without it.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Member:
     keys: Mapping[str, Any]
     logprobs: str
     has_logprobs: bool
+    unlooked: str
     dtype: str
     level: int
     found: bool = False
@@ -145,6 +148,7 @@ def members_of(spec: Spec, plan: Plan, run: int, run_id: str) -> list[Member]:
         variant = variants[cell.variant]
         k = None if spec.workload.sampling.beam_width else spec.logprobs(variant)
         mode = variant.engine.get("logprobs_mode", "raw_logprobs")
+        unlooked = json_digest("unlooked", {**family_settings(spec, variant), "logprobs": None})
         shared = {
             **cell.keys(),
             "models": "+".join(sorted({d.model for d in cell.slot.devices})),
@@ -165,6 +169,7 @@ def members_of(spec: Spec, plan: Plan, run: int, run_id: str) -> list[Member]:
                 },
                 logprobs="none" if k is None else f"k={k} {mode}",
                 has_logprobs=k is not None,
+                unlooked=unlooked,
                 dtype=variant.dtype or spec.model.dtype,
                 level=spec.level(variant),
             )

@@ -12,6 +12,7 @@ import pytest
 
 from raytest.compare.evaluate import AxisResult, Evaluation, evaluate
 from raytest.compare.gates import GateResult
+from raytest.compare.runs import compare_runs
 from raytest.engines.base import Completion
 from raytest.errors import ExitCode, StoreError
 from raytest.schema import Axis, RunVerdict
@@ -391,6 +392,50 @@ def test_an_arm_without_logprobs_is_compared_by_tokens_only(tmp_path: Path) -> N
     assert outcome.result is GateResult.UNDECIDED
     assert "tokens only" in outcome.reason
     assert by_bits.verdict is RunVerdict.INCONCLUSIVE
+
+
+MODES = """
+[[variants]]
+name = "a"
+[[variants]]
+name = "b"
+engine = { logprobs_mode = "raw_logits" }
+"""
+OBSERVED = """
+[gates]
+variant = "tokens"
+[[variants]]
+name = "observed"
+[[variants]]
+name = "unobserved"
+logprobs = false
+"""
+
+
+def test_other_logprobs_modes_are_compared_by_tokens_only(tmp_path: Path) -> None:
+    found = axis(evaluate(fleet(text=MODES).write(tmp_path)), Axis.VARIANT).numbers
+    assert found.n_comparisons == found.n_tokens_only > 0
+
+
+def test_runs_that_kept_other_logprobs_are_compared_by_tokens_only(tmp_path: Path) -> None:
+    sampling = "[workload]\nsampling = {{ logprobs = {} }}\n"
+    folders = [
+        fleet(text=sampling.format(k)).write(tmp_path, f"k{k}".lower()) for k in (5, 3, "false")
+    ]
+    for other in folders[1:]:
+        numbers = axis(compare_runs([folders[0], other]), Axis.RUN).numbers
+        assert numbers.n_comparisons == numbers.n_tokens_only > 0
+
+
+def test_an_arm_that_is_not_looked_at_and_answers_differently_is_an_observer_effect(
+    tmp_path: Path,
+) -> None:
+    same = evaluate(fleet(text=OBSERVED).write(tmp_path, "same"))
+    assert axis(same, Axis.VARIANT).outcome.result is GateResult.HOLDS
+    swap = plant(swap_token(), variant="observed", request=1)
+    found = evaluate(fleet(text=OBSERVED, changes=[swap]).write(tmp_path, "other"))
+    assert found.verdict is RunVerdict.MISMATCH
+    assert "observer-effect" in codes(found)
 
 
 def test_a_batch_that_did_not_form_proves_nothing(tmp_path: Path) -> None:
