@@ -10,20 +10,30 @@ from raytest.errors import CellError, NotComparableError, StoreError, Unavailabl
 from raytest.options import address_option, format_option, results_option, show
 
 if TYPE_CHECKING:
+    from raytest.replay_folder import ReplayPath
     from raytest.store import RunFolder
 
 
 @click.command()
 @click.argument("run_name", metavar="RUN")
+@click.option(
+    "--path",
+    type=click.Choice(["prefill", "decode"]),
+    default="prefill",
+    show_default=True,
+    help="Score the tokens as the end of a prompt, or decode them one by one (trace replay).",
+)
 @address_option
 @results_option
 @format_option
-def replay(run_name: str, address: str, results: str, output: str) -> None:
+def replay(run_name: str, path: ReplayPath, address: str, results: str, output: str) -> None:
     """Score one fixed completion in every cell of RUN: every position stays comparable.
 
     The tokens are those of the first finished trial of the first cell. Cells that have not scored
     them yet (trials.replay = true does it in the run) are started again; the rest is read. vLLM
-    scores through prompt_logprobs, the prefill path; its decode-path trace replay is not used.
+    scores through prompt_logprobs, the prefill path; with --path decode through trace replay, where
+    this vLLM has it and its engine the second-generation model runner: else it is said of each cell
+    that it was not scored, and why.
 
     Prints per cell the KL estimates k1 and k3, importance ratios, logprob differences, and whether
     scoring a cell's own greedy tokens names the same ones. The exit code is 0 where every cell was
@@ -35,12 +45,14 @@ def replay(run_name: str, address: str, results: str, output: str) -> None:
     from raytest.store import RunFolder, find_run
 
     folder = RunFolder.open(find_run(results, run_name))
-    document = complete_replay(folder, address)
+    document = complete_replay(folder, address, path)
     show(output, lambda: document, lambda: replay_lines(document))
     raise SystemExit(document["exit_code"])
 
 
-def complete_replay(folder: RunFolder, address: str) -> dict[str, Any]:
+def complete_replay(
+    folder: RunFolder, address: str, path: ReplayPath = "prefill"
+) -> dict[str, Any]:
     """Score where scores are missing, compare, and keep the document. Raises RaytestError."""
     from raytest.compare.replay_json import replay_document
     from raytest.replay_folder import reference_of, scored_files
@@ -49,14 +61,15 @@ def complete_replay(folder: RunFolder, address: str) -> dict[str, Any]:
     reference = reference_of(folder, any_cell=True)
     if reference is None:
         raise StoreError(f"{folder.path}: no trial has finished, so there are no tokens to score")
-    missing = [c for c in folder.plan().cells if c.cell_id not in scored_files(folder)]
+    missing = [c for c in folder.plan().cells if c.cell_id not in scored_files(folder, path)]
     failed: dict[str, str] = {}
     if missing:
         from raytest.replay import score_cells
 
-        failed = score_cells(folder, missing, reference, address, _tell)
-    document = replay_document(folder, reference, failed)
-    write_json(folder.path / "replay" / "replay.json", document)
+        failed = score_cells(folder, missing, reference, address, _tell, path)
+    document = replay_document(folder, reference, failed, path)
+    name = "replay.json" if path == "prefill" else "replay-decode.json"
+    write_json(folder.path / "replay" / name, document)
     return document
 
 

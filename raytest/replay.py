@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raytest import cluster
 from raytest.configure import Target, configure, target_of
@@ -15,7 +15,7 @@ from raytest.explain.replay_pair import Tell, read_requests, require_same_cluste
 from raytest.inventory import Inventory
 from raytest.live_worker import LiveWorker, cause_of
 from raytest.plan import Cell
-from raytest.replay_folder import Recorded, write_scored
+from raytest.replay_folder import Recorded, ReplayPath, write_scored
 from raytest.reservation import Reservation
 from raytest.runner import Model, find_model, vllm_version
 from raytest.scoring import ScoreJob, score_job
@@ -26,7 +26,12 @@ from raytest.worker import Job
 
 
 def score_cells(
-    folder: RunFolder, cells: Sequence[Cell], reference: Recorded, address: str, tell: Tell
+    folder: RunFolder,
+    cells: Sequence[Cell],
+    reference: Recorded,
+    address: str,
+    tell: Tell,
+    path: ReplayPath,
 ) -> dict[str, str]:
     """Start each cell's engine as the run did and keep its scores; why, where a cell gave none.
     Raises RaytestError: a cluster that lacks the run's devices, another vLLM, a signal."""
@@ -37,7 +42,7 @@ def score_cells(
         target = target_of(inventory, vllm_version())
         require_same_cluster(folder, cells, inventory, target)
         job = score_job(spec, read_requests(folder), reference)
-        scoring = _Scoring(folder, spec, model, inventory, target, job, tell)
+        scoring = _Scoring(folder, spec, model, inventory, target, job, tell, path)
         asyncio.run(scoring.main(cells))
     return scoring.failed
 
@@ -51,6 +56,7 @@ class _Scoring:
     target: Target
     job: ScoreJob
     tell: Tell
+    path: ReplayPath
     failed: dict[str, str] = field(default_factory=dict)
 
     async def main(self, cells: Sequence[Cell]) -> None:
@@ -90,7 +96,7 @@ class _Scoring:
         await worker.place(limits.place_s)
         await worker.answer("start", limits.start_s)
         observations, payloads = await worker.answer("score", limits.trial_s, self.job)
-        write_scored(self.folder, cell.cell_id, 0, observations, payloads)
+        write_scored(self.folder, cell.cell_id, 0, observations, payloads, self.path)
         self.folder.event("replay done", cell_id=cell.cell_id)
 
     def _worker(self, cell: Cell) -> LiveWorker:
@@ -101,6 +107,7 @@ class _Scoring:
             model_path=self.model.path,
             tokenizer_path=self.model.tokenizer_path,
         )
+        config = replace(config, trace_replay=self.path == "decode")
         node = self.inventory.node(cell.slot.nodes[0])
         variant = next(v for v in self.spec.variants if v.name == cell.variant)
         log = f"{cluster.node_temporary_folder(self.folder.run_id)}/replay-{cell.cell_id}.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raytest.errors import StoreError
 from raytest.schema import observations_schema, payloads_schema
@@ -21,6 +21,10 @@ from raytest.store import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+# How an engine gets at fixed tokens: as the end of a prompt, or one by one.
+ReplayPath = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +87,27 @@ def read_recorded(folder: RunFolder, key: tuple[str, int, int]) -> Recorded:
 
 
 def write_scored(
-    folder: RunFolder, cell_id: str, launch: int, observations: pa.Table, payloads: pa.Table
+    folder: RunFolder,
+    cell_id: str,
+    launch: int,
+    observations: pa.Table,
+    payloads: pa.Table,
+    path: ReplayPath = "prefill",
 ) -> None:
     """Keep one cell's scores: payloads first, then the observations that refer to them."""
     name = f"{cell_id}-{launch}.parquet"
-    write_table(_root(folder) / "payloads" / name, payloads, payloads_schema())
-    write_table(_root(folder) / name, observations, observations_schema())
+    write_table(_root(folder, path) / "payloads" / name, payloads, payloads_schema())
+    write_table(_root(folder, path) / name, observations, observations_schema())
 
 
-def scored_files(folder: RunFolder) -> dict[str, Path]:
+def scored_files(folder: RunFolder, path: ReplayPath = "prefill") -> dict[str, Path]:
     """The file of each cell that has been scored, in the plan's order."""
     found: dict[str, Path] = {}
     for cell in folder.plan().cells:
         for launch in range(cell.launches):
-            path = _root(folder) / f"{cell.cell_id}-{launch}.parquet"
-            if path.exists():
-                found.setdefault(cell.cell_id, path)
+            file = _root(folder, path) / f"{cell.cell_id}-{launch}.parquet"
+            if file.exists():
+                found.setdefault(cell.cell_id, file)
     return found
 
 
@@ -118,5 +127,6 @@ def read_scored(path: Path) -> Scored:
     )
 
 
-def _root(folder: RunFolder) -> Path:
-    return folder.path / "replay"
+def _root(folder: RunFolder, path: ReplayPath = "prefill") -> Path:
+    root = folder.path / "replay"
+    return root / "decode" if path == "decode" else root

@@ -8,18 +8,23 @@ from typing import Any
 
 from raytest.compare.replay import consistency, consistency_json, distance, distance_json
 from raytest.errors import ExitCode
-from raytest.replay_folder import Recorded, first_recorded, read_scored, scored_files
+from raytest.replay_folder import Recorded, ReplayPath, first_recorded, read_scored, scored_files
 from raytest.store import RunFolder
 
 SCHEMA = "raytest.replay/1"
 PATHS = {
-    "vllm": "prefill (prompt_logprobs)",
-    "reference": "decode (the reference engine's only one)",
+    ("vllm", "prefill"): "prefill (prompt_logprobs)",
+    ("vllm", "decode"): "decode (trace replay)",
+    ("reference", "prefill"): "decode (the reference engine's only one)",
+    ("reference", "decode"): "decode (the reference engine's only one)",
 }
 
 
 def replay_document(
-    folder: RunFolder, reference: Recorded, failed: Mapping[str, str]
+    folder: RunFolder,
+    reference: Recorded,
+    failed: Mapping[str, str],
+    path: ReplayPath = "prefill",
 ) -> dict[str, Any]:
     """Every cell's scores against the reference cell's, and each against its own greedy output.
 
@@ -27,7 +32,7 @@ def replay_document(
     or a request was not scored. Raises StoreError.
     """
     spec, plan = folder.spec(), folder.plan()
-    files = scored_files(folder)
+    files = scored_files(folder, path)
     base = read_scored(files[reference.cell_id]) if reference.cell_id in files else None
     greedy = _greedy(folder)
     dtypes = {v.name: v.dtype or spec.model.dtype for v in spec.variants}
@@ -57,7 +62,7 @@ def replay_document(
             "launch": reference.launch,
             "trial": reference.trial,
         },
-        "path": PATHS[spec.backend],
+        "path": PATHS[spec.backend, path],
         "cells": cells,
         "not_scored": {cell_id: failed.get(cell_id, why) for cell_id in absent},
     }

@@ -98,6 +98,7 @@ class EngineConfig:
 
     ``device_uuids`` has one entry per rank in rank order (GPU UUIDs, or ``cpu:<i>``). ``fault``
     plants a known fault (see the engine's own documentation); None in every ordinary run.
+    ``trace_replay``: the engine is for scoring alone, and scores on its decode path.
     """
 
     backend: str
@@ -119,6 +120,7 @@ class EngineConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     logprobs: int | None = 5
     fault: Mapping[str, Any] | None = None
+    trace_replay: bool = False
 
 
 class Engine(Protocol):

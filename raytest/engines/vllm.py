@@ -45,6 +45,10 @@ class VllmEngine:
         )
         from vllm import LLM
 
+        if config.trace_replay:
+            from raytest.engines.vllm_score import require_trace_replay
+
+            require_trace_replay()
         try:
             self._llm = LLM(**engine_arguments(config))
         except (RuntimeError, ValueError, TypeError, OSError, AssertionError, ImportError) as error:
@@ -72,28 +76,20 @@ class VllmEngine:
     def score(
         self, requests: Sequence[Request], completions: Sequence[Sequence[int]]
     ) -> list[Completion]:
-        """Logprobs of fixed completions through ``prompt_logprobs`` (the prefill path)."""
-        from vllm import SamplingParams
+        """Logprobs of fixed completions: on the decode path where the engine was started for it,
+        else through ``prompt_logprobs`` (the prefill path)."""
+        from raytest.engines import vllm_score as fixed
 
-        prompts, params = [], []
-        for request, tokens in zip(requests, completions, strict=True):
-            prompts.append({"prompt_token_ids": [*request.prompt_token_ids, *tokens]})
-            k = request.sampling.logprobs or 0
-            params.append(
-                SamplingParams(
-                    max_tokens=1,
-                    temperature=0.0,
-                    prompt_logprobs=k,
-                    flat_logprobs=True,
-                    detokenize=False,
-                    seed=request.sampling.seed,
-                )
-            )
-        outputs = self._run(prompts, params)
+        make, read = (
+            (fixed.decode, fixed.decoded)
+            if self._config.trace_replay
+            else (fixed.prefill, fixed.prefilled)
+        )
+        outputs = self._run(*make(requests, completions))
         return [
             failed(request, "refused", output)
             if isinstance(output, str)
-            else _scored(request, tokens, output)
+            else read(request, tokens, output)
             for request, tokens, output in zip(requests, completions, outputs, strict=True)
         ]
 
@@ -174,7 +170,7 @@ class VllmEngine:
             if isinstance(output, str):
                 completions.append(failed(request, "refused", output))
             else:
-                completions += [_completion(request, output, c) for c in output.outputs]
+                completions += [completion_of(request, output, c) for c in output.outputs]
         return completions
 
     def _screened(self, prompts: list[Any], params: list[Any]) -> list[Any]:
@@ -249,6 +245,8 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
         arguments["max_model_len"] = config.max_model_len
     if config.logprobs is not None and config.logprobs > 20:
         arguments["max_logprobs"] = config.logprobs
+    if config.trace_replay:
+        arguments["enable_trace_replay"] = True
     return {**arguments, **config.engine_args}
 
 
@@ -272,7 +270,8 @@ def sampling_params(sampling: Sampling) -> Any:
     )
 
 
-def _completion(request: Request, output: Any, sample: Any) -> Completion:
+def completion_of(request: Request, output: Any, sample: Any) -> Completion:
+    """One sample of a request's output."""
     import numpy as np
 
     tokens = np.asarray(sample.token_ids, dtype=np.int32)
@@ -324,33 +323,6 @@ def sort_candidates(
 
     order = np.lexsort((ids, -values), axis=-1)
     return np.take_along_axis(ids, order, axis=-1), np.take_along_axis(values, order, axis=-1)
-
-
-def _scored(request: Request, tokens: Sequence[int], output: Any) -> Completion:
-    import numpy as np
-
-    flat = output.prompt_logprobs
-    first = len(request.prompt_token_ids)
-    logprobs, top_ids, top_values = [], [], []
-    k = request.sampling.logprobs or 0
-    for i in range(first, first + len(tokens)):
-        start, end = flat.start_indices[i], flat.end_indices[i]
-        logprobs.append(flat.logprobs[start])
-        ids = np.asarray([flat.token_ids[start + 1 : end]], dtype=np.int32)
-        values = np.asarray([flat.logprobs[start + 1 : end]], dtype=np.float64).astype(np.float32)
-        ids, values = sort_candidates(ids, values)
-        top_ids.append(ids[0])
-        top_values.append(values[0])
-    return Completion(
-        request_id=request.request_id,
-        sample_index=0,
-        token_ids=np.asarray(tokens, dtype=np.int32),
-        logprobs=np.asarray(logprobs, dtype=np.float64).astype(np.float32),
-        top_k=k,
-        top_token_ids=np.concatenate(top_ids) if k else np.empty(0, dtype=np.int32),
-        top_logprobs=np.concatenate(top_values) if k else np.empty(0, dtype=np.float32),
-        finish_reason="scored",
-    )
 
 
 def _beam(request: Request, index: int, sequence: Any) -> Completion:

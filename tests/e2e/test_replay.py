@@ -52,3 +52,11 @@ def test_dtypes_part_by_their_rounding_and_scoring_names_what_decoding_chose(
     for cell in (reference, other):
         assert cell["consistency"]["n_positions"] > 16
         assert cell["consistency"]["n_other"] == 0
+    # there is no second-generation model runner on a CPU, and that is what is said
+    ended = raytest("replay", "one", "--path", "decode", "--format", "json", cwd=tmp_path)
+    assert ended.code == 3, ended.err
+    document = json.loads(ended.out)
+    assert document["path"] == "decode (trace replay)"
+    assert len(document["not_scored"]) == 2
+    for why in document["not_scored"].values():
+        assert "decode-path replay is not available" in why or "Model Runner V2" in why

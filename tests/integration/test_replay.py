@@ -97,3 +97,12 @@ def test_a_run_without_a_finished_trial_has_nothing_to_score(
     assert ended.said == [
         "raytest: results/one: no trial has finished, so there are no tokens to score"
     ]
+
+
+def test_the_decode_path_has_scores_of_its_own(finished: tuple[Path, Ended]) -> None:
+    folder, _ = finished
+    cells = replayed(folder, "--path", "decode")
+    assert cells == replayed(folder)
+    kept = folder / "results" / "one" / "replay"
+    assert len(list((kept / "decode").glob("*.parquet"))) == 3
+    assert (kept / "replay-decode.json").exists()
