@@ -281,8 +281,11 @@ class Limits(Strict):
 class Thresholds(Strict):
     """A gate as bounds. ``tokens``: least share of requests with equal tokens (exact-match rate);
     ``agreement``: least mean share of tokens before the first divergence; ``near_tie_margin``:
-    largest top-1/top-2 margin (nats) at which a flip still counts as a tie; the others are largest
-    allowed values (nats, or first divergences per token at risk for ``flip_hazard``)."""
+    largest top-1/top-2 margin (nats) at which a flip still counts as a tie; ``top_overlap``: least
+    mean overlap of the candidates; ``importance_ratio``: x, where 98% of the ratios must lie
+    between 1/x and x; the others are largest allowed values (nats; units in the last place of the
+    model's dtype for ``max_logit_residual_ulp``; first divergences per token at risk for
+    ``flip_hazard``)."""
 
     tokens: float | None = Field(default=None, ge=0, le=1)
     bitwise: float | None = Field(default=None, ge=0, le=1)
@@ -290,7 +293,12 @@ class Thresholds(Strict):
     near_tie_margin: float | None = Field(default=None, ge=0)
     max_logprob_difference: float | None = Field(default=None, ge=0)
     mean_logprob_difference: float | None = Field(default=None, ge=0)
+    p99_logprob_difference: float | None = Field(default=None, ge=0)
+    max_logit_residual_ulp: float | None = Field(default=None, ge=0)
+    k1_kl: float | None = Field(default=None, ge=0)
     k3_kl: float | None = Field(default=None, ge=0)
+    importance_ratio: float | None = Field(default=None, ge=1)
+    top_overlap: float | None = Field(default=None, ge=0, le=1)
     flip_hazard: float | None = Field(default=None, ge=0)
     confidence: float | None = Field(default=None, gt=0.5, lt=1)
 

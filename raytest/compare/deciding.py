@@ -31,7 +31,9 @@ from raytest.store import RunFolder, TrialKey
 
 # Bounds that no further trial can make hold again: shares of requests of which every comparison
 # is equal, and largest values.
-MONOTONE = ("tokens", "bitwise", "near_tie_margin", "max_logprob_difference")
+MONOTONE = (
+    "tokens", "bitwise", "near_tie_margin", "max_logprob_difference", "max_logit_residual_ulp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

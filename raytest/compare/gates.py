@@ -255,11 +255,7 @@ def _bounds(gate: Thresholds, numbers: AxisNumbers) -> dict[str, _Bound]:
         largest = float(margins.max()) if len(margins) else 0.0
         value = float("inf") if unknown else largest
         found["near_tie_margin"] = _Bound(value, None, None, at_most=gate.near_tie_margin)
-    if gate.max_logprob_difference is not None:
-        value = numbers.metrics["max_logprob_difference"]
-        found["max_logprob_difference"] = _Bound(
-            _zero_if_equal(value, numbers), None, None, at_most=gate.max_logprob_difference
-        )
+    found |= _values(gate, numbers)
     for name, values, demanded in (
         ("mean_logprob_difference", numbers.request_difference, gate.mean_logprob_difference),
         ("k3_kl", numbers.request_k3, gate.k3_kl),
@@ -267,18 +263,43 @@ def _bounds(gate: Thresholds, numbers: AxisNumbers) -> dict[str, _Bound]:
         if demanded is not None:
             value = _zero_if_equal(numbers.metrics[name], numbers)
             interval = student_interval(values, 2 * confidence - 1)
-            interval = (
-                Interval(value, interval.low, interval.high) if len(values) else Interval(0, 0, 0)
-            )
-            found[name] = _mean(interval, len(values), at_most=demanded)
+            n = numbers.n_requests if len(values) else 0
+            low, high = (interval.low, interval.high) if n else (value, value)
+            found[name] = _mean(Interval(value, low, high), n, at_most=demanded)
     if gate.flip_hazard is not None:
         found["flip_hazard"] = _hazard(numbers, gate.flip_hazard, confidence)
     return found
 
 
+def _values(gate: Thresholds, numbers: AxisNumbers) -> dict[str, _Bound]:
+    """Bounds on values that no interval is known for: they are held by the value itself."""
+    seen = numbers.metrics
+    ratio, overlap = seen["importance_ratio"], seen["top_overlap"]
+    k1 = seen["k1_kl"]
+    found = {
+        name: _Bound(_zero_if_equal(value, numbers), None, None, at_most=demanded)
+        for name, value, demanded in (
+            ("max_logprob_difference", seen["max_logprob_difference"], gate.max_logprob_difference),
+            ("p99_logprob_difference", seen["p99_logprob_difference"], gate.p99_logprob_difference),
+            ("max_logit_residual_ulp", seen["max_logit_residual_ulp"], gate.max_logit_residual_ulp),
+            ("k1_kl", None if k1 is None else abs(k1), gate.k1_kl),
+        )
+        if demanded is not None
+    }
+    if gate.importance_ratio is not None:
+        # of equal logprobs, and of those that were not compared, there are no quantiles
+        widest = max(ratio["p99"], 1 / ratio["p1"]) if ratio["p1"] else float("inf")
+        value = _zero_if_equal(None if widest != widest else widest, numbers) or 1.0
+        found["importance_ratio"] = _Bound(value, None, None, at_most=gate.importance_ratio)
+    if gate.top_overlap is not None:
+        value = 1.0 - _zero_if_equal(None if overlap is None else 1.0 - overlap, numbers)
+        found["top_overlap"] = _Bound(value, None, None, at_least=gate.top_overlap)
+    return found
+
+
 def _zero_if_equal(value: float | None, numbers: AxisNumbers) -> float:
     """Without a difference the largest is 0; with differences and no logprobs it is unknown."""
-    if value is not None:
+    if value is not None and value == value:
         return value
     return float("nan") if numbers.n_divergent or numbers.n_tokens_only else 0.0
 
@@ -294,6 +315,8 @@ def _rate(equal: int, n: int, demanded: float, confidence: float) -> _Bound:
 def _mean(
     interval: Interval, n: int, at_least: float | None = None, at_most: float | None = None
 ) -> _Bound:
+    """A bound on a mean; ``n`` requests gave its interval, which narrows with their square root."""
+
     def scaled(units: int) -> tuple[float, float]:
         half = (interval.high - interval.low) / 2 * (n / units) ** 0.5
         return interval.value - half, interval.value + half

@@ -12,12 +12,13 @@ import pytest
 from raytest.compare.axis_result import AxisNumbers
 from raytest.compare.evaluate import evaluate
 from raytest.compare.gates import Contract, GateResult, Outcome, default_contract, judge_gate
-from raytest.compare.statistics import Interval
+from raytest.compare.statistics import Interval, student_interval
 from raytest.schema import Axis
 from raytest.spec import Gate, Thresholds
 from tests.support.make_run import RunMaker, inventory, plant, spec, swap_token
 
 NOTHING = Interval(0.0, 0.0, 0.0)
+NO_RATIOS = {"p1": float("nan"), "p99": float("nan")}
 
 
 def numbers(n: int = 100, differ: int = 0, flips: int = 0, **changes: Any) -> AxisNumbers:
@@ -45,6 +46,11 @@ def numbers(n: int = 100, differ: int = 0, flips: int = 0, **changes: Any) -> Ax
             "max_logprob_difference": 0.5 if differ else None,
             "mean_logprob_difference": 0.01 if differ else None,
             "k3_kl": 1e-4 if differ else None,
+            "k1_kl": -0.002 if differ else None,
+            "p99_logprob_difference": 0.2 if differ else float("nan"),
+            "max_logit_residual_ulp": 2.0 if differ else None,
+            "importance_ratio": {"p1": 0.5, "p99": 1.5} if differ else NO_RATIOS,
+            "top_overlap": 0.9 if differ else None,
         },
         request_agreement=np.ones(n),
         request_difference=np.full(differ, 0.01),
@@ -136,6 +142,16 @@ def test_a_hole_leaves_a_gate_open_but_never_saves_it(gate: Gate) -> None:
         ({"mean_logprob_difference": 0.009}, GateResult.FAILS),
         ({"k3_kl": 1e-4}, GateResult.HOLDS),
         ({"k3_kl": 9e-5}, GateResult.FAILS),
+        ({"p99_logprob_difference": 0.2}, GateResult.HOLDS),
+        ({"p99_logprob_difference": 0.19}, GateResult.FAILS),
+        ({"max_logit_residual_ulp": 2.0}, GateResult.HOLDS),
+        ({"max_logit_residual_ulp": 1.0}, GateResult.FAILS),
+        ({"k1_kl": 0.002}, GateResult.HOLDS),
+        ({"k1_kl": 0.001}, GateResult.FAILS),
+        ({"importance_ratio": 2.0}, GateResult.HOLDS),
+        ({"importance_ratio": 1.9}, GateResult.FAILS),
+        ({"top_overlap": 0.9}, GateResult.HOLDS),
+        ({"top_overlap": 0.91}, GateResult.FAILS),
         ({"flip_hazard": 1e-3}, GateResult.HOLDS),
         ({"flip_hazard": 9e-4}, GateResult.FAILS),
         ({"agreement": 1.0}, GateResult.HOLDS),
@@ -149,14 +165,83 @@ def test_thresholds_hold_up_to_and_including_the_bound(
     assert judged(Thresholds(**bounds), seen).result is result
 
 
+LOGPROB_BOUNDS = {
+    "max_logprob_difference": 1.0,
+    "mean_logprob_difference": 1.0,
+    "p99_logprob_difference": 1.0,
+    "max_logit_residual_ulp": 1.0,
+    "k1_kl": 1.0,
+    "k3_kl": 1.0,
+    "importance_ratio": 2.0,
+    "top_overlap": 0.5,
+}
+
+
+def test_every_bound_of_a_spec_is_judged() -> None:
+    bounds = {n: 1.0 for n in Thresholds.model_fields if n != "confidence"}
+    outcome = judged(Thresholds(**bounds), numbers(differ=20, flips=10))
+    assert outcome.bounds is not None
+    assert set(outcome.bounds) == set(bounds)
+
+
+@pytest.mark.parametrize("name", LOGPROB_BOUNDS)
+def test_equal_results_hold_every_bound_on_logprobs(name: str) -> None:
+    gate = Thresholds.model_validate({name: LOGPROB_BOUNDS[name]})
+    assert judged(gate, numbers()).result is GateResult.HOLDS
+
+
+@pytest.mark.parametrize("name", LOGPROB_BOUNDS)
+def test_a_bound_on_logprobs_is_open_where_the_arms_were_not_looked_at_alike(name: str) -> None:
+    gate = Thresholds.model_validate({name: LOGPROB_BOUNDS[name]})
+    blind = numbers(n_tokens_only=100)
+    assert judged(gate, blind).result is GateResult.UNDECIDED
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+@pytest.mark.parametrize("name", ["mean_logprob_difference", "k3_kl"])
+def test_a_mean_with_confidence_is_held_by_its_interval_and_asks_for_more(
+    name: str, confidence: float
+) -> None:
+    values = np.tile([0.005, 0.015], 10)
+    field = "request_k3" if name == "k3_kl" else "request_difference"
+    metrics = {**numbers(differ=20).metrics, name: 0.01}
+    seen = numbers(differ=20, metrics=metrics, **{field: values})
+    interval = student_interval(values, 2 * confidence - 1)
+    for demanded, result in (
+        (interval.high * 1.0001, GateResult.HOLDS),
+        (interval.high * 0.9999, GateResult.UNDECIDED),
+        (interval.low * 0.9999, GateResult.FAILS),
+    ):
+        gate = Thresholds.model_validate({name: demanded, "confidence": confidence})
+        outcome = judged(gate, seen)
+        assert outcome.result is result
+        assert (outcome.requests_needed is not None) == (result is GateResult.UNDECIDED)
+    # half-way to the mean takes about four times as many
+    near = Thresholds.model_validate(
+        {name: (interval.value + interval.high) / 2, "confidence": confidence}
+    )
+    needed = judged(near, seen).requests_needed
+    assert needed is not None
+    assert needed == pytest.approx(3 * seen.n_requests, abs=2)
+
+
+def test_agreement_with_confidence_asks_for_more_requests() -> None:
+    seen = numbers(50, request_agreement=np.tile([0.9, 1.0], 25))
+    interval = student_interval(seen.request_agreement, 0.9)
+    gate = Thresholds(agreement=(interval.low + interval.value) / 2, confidence=0.95)
+    outcome = judged(gate, seen)
+    assert outcome.result is GateResult.UNDECIDED
+    assert outcome.requests_needed == pytest.approx(150, abs=2)
+    assert f"{outcome.requests_needed} more requests" in outcome.reason
+
+
 def test_a_flip_whose_margin_is_unknown_is_no_near_tie() -> None:
     unknown = numbers(differ=1, flips=1, flip_margins=np.array([np.nan]))
     assert judged(Thresholds(near_tie_margin=9.0), unknown).result is GateResult.FAILS
 
 
 def test_a_bound_on_logprobs_is_open_where_none_were_compared() -> None:
-    none = {"max_logprob_difference": None, "mean_logprob_difference": None, "k3_kl": None}
-    blind = numbers(n_tokens_only=100, metrics=none)
+    blind = numbers(n_tokens_only=100)
     assert judged(Thresholds(max_logprob_difference=1.0), blind).result is GateResult.UNDECIDED
     assert judged(Thresholds(max_logprob_difference=0.0), numbers()).result is GateResult.HOLDS
 
