@@ -370,6 +370,8 @@ def engine_failure(error: BaseException, what: str = "vLLM failed") -> CellError
 
 
 def first_line(error: BaseException, limit: int = 500) -> str:
-    """The error's type and first line, without a traceback."""
+    """The error's type and first line that says something, without a traceback."""
     text = str(error).strip().splitlines()
+    if len(text) > 1 and re.match(r"\d+ validation errors? for ", text[0]):
+        text = [line.partition(" [type=")[0].strip() for line in text[1:]]
     return f"{type(error).__name__}: {text[0][:limit] if text else ''}"
