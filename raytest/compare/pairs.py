@@ -42,7 +42,8 @@ class PairMetrics:
     covers all of them, ``prefix_abs`` those before the flip. ``margin_a`` and ``margin_b`` are NaN
     where unknown; ``candidates``: both sides list some; ``mutual``: each side lists the other's
     token. ``epsilon`` is the largest residual on the common prefix over ``prefix_positions``
-    positions with candidates.
+    positions with candidates, ``smallest_gap`` the smallest difference between two neighbouring
+    candidates there (NaN: none).
     """
 
     first: Ints
@@ -65,6 +66,7 @@ class PairMetrics:
     mutual: Bools
     epsilon: Doubles
     prefix_positions: Ints
+    smallest_gap: Doubles
     max_shift: Doubles
     overlap_sum: Doubles
     overlap_positions: Ints
@@ -78,7 +80,8 @@ class PairMetrics:
         values: dict[str, Any] = {}
         for f in fields(cls):
             kind = {"Ints": np.int64, "Doubles": np.float64, "Bools": np.bool_}[str(f.type)]
-            fill = np.nan if f.name.startswith("margin") else unset.get(f.name, 0)
+            unknown = f.name.startswith("margin") or f.name == "smallest_gap"
+            fill = np.nan if unknown else unset.get(f.name, 0)
             values[f.name] = np.full(n, fill, dtype=kind)
         return cls(**values)
 

@@ -111,6 +111,9 @@ def _compare_k(
     out.overlap_positions[rows] = n
     out.overlap_sum[rows] = n
     out.prefix_positions[rows] = prefix
+    out.smallest_gap[rows] = np.fmin(
+        _smallest_gap(top_a, k, starts), _smallest_gap(top_b, k, starts)
+    )
     if not len(changed):
         return
     top_a, top_b = top_a.reshape(-1, k)[changed], top_b.reshape(-1, k)[changed]
@@ -120,6 +123,20 @@ def _compare_k(
     np.maximum.at(out.epsilon, rows[owner[on_prefix]], residual[on_prefix])
     np.maximum.at(out.max_shift, rows[owner[on_prefix]], np.abs(shift[on_prefix]))
     np.add.at(out.overlap_sum, rows[owner], overlap - 1.0)
+
+
+def _smallest_gap(top: npt.NDArray[np.float32], k: int, starts: Ints) -> Doubles:
+    """Smallest difference above zero between neighbouring candidates of each run; NaN for none."""
+    import numpy as np
+
+    if k < 2:
+        return np.full(len(starts), np.nan)
+    values = top.reshape(-1, k)
+    with np.errstate(invalid="ignore"):
+        gaps = values[:, :-1] - values[:, 1:]
+        gaps[~(gaps > 0)] = np.nan
+    found: Doubles = np.fmin.reduceat(np.fmin.reduce(gaps, axis=1), starts).astype(np.float64)
+    return found
 
 
 def _shifts(

@@ -185,7 +185,13 @@ def naive(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
                 for s, x, y in ((sides[0], ta, tb), (sides[1], tb, ta))
             )
     epsilon = overlap = 0.0
+    gaps: list[float] = []
     if ka == kb and ka:
+        for side in (a, b):
+            top = side["top"].reshape(-1, ka)[: prefix + flip]
+            with np.errstate(invalid="ignore"):
+                between = (top[:, :-1] - top[:, 1:]).reshape(-1)
+            gaps += [float(g) for g in between if g > 0]
         for t in range(prefix + flip):
             ids_a, top_a = (a[x].reshape(-1, ka)[t] for x in ("ids", "top"))
             ids_b, top_b = (b[x].reshape(-1, kb)[t] for x in ("ids", "top"))
@@ -207,6 +213,7 @@ def naive(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "margin_b": margins[1],
         "epsilon": epsilon,
         "overlap_sum": overlap,
+        "smallest_gap": min(gaps, default=math.nan),
         "delta": delta,
     }
 
