@@ -62,9 +62,9 @@ def flat_of(table: pa.Table) -> Flat:
 def _list(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], Ints, Ints]:
     """Values, starts and lengths of a list column."""
     import numpy as np
-    import pyarrow as pa
 
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    # combining copies, a single chunk too
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     offsets = array.offsets.to_numpy().astype(np.int64)
     return array.values.to_numpy(zero_copy_only=False), offsets[:-1], np.diff(offsets)
 
