@@ -58,3 +58,10 @@ def duration_words(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def trials_words(trials: Mapping[str, Any]) -> str:
+    """How many trials ran, and how many were not needed."""
+    spared = trials.get("not_needed", 0)
+    left_out = f" ({spared} not needed)" if spared else ""
+    return f"trials {trials['ran']} of {trials['planned']}{left_out}"

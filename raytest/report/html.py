@@ -11,7 +11,7 @@ from raytest.report import charts
 from raytest.report.agreement import Agreement, cell_agreement
 from raytest.report.decode import decoder
 from raytest.report.environment import fingerprint_differences
-from raytest.report.facts import bound_words, duration_s, duration_words, percent
+from raytest.report.facts import bound_words, duration_s, duration_words, percent, trials_words
 from raytest.report.material import Material, axis_verdict
 from raytest.report.page import render
 from raytest.report.quarantine import isolated
@@ -52,6 +52,7 @@ def html_text(material: Material) -> str:
         run_id=material.run_id,
         judged=material.judged,
         document=document,
+        trials=trials_words(document["trials"]),
         duration=duration_words(duration_s(document["run"])),
         axes=[_axis(a) for a in document["axes"]],
         spread_header=SPREAD_HEADER,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raytest.report.decode import decoder
-from raytest.report.facts import bound_words, duration_s, duration_words
+from raytest.report.facts import bound_words, duration_s, duration_words, trials_words
 from raytest.report.material import Material, axis_verdict
 from raytest.report.quarantine import isolated
 from raytest.report.spread import SPREAD_HEADER, spread_rows
@@ -56,7 +56,7 @@ def _head(material: Material) -> Iterator[str]:
         f"Run {_code(material.run_id)}, exit code {document['exit_code']}, "
         f"{duration_words(duration_s(document['run']))}: {coverage['n_nodes']} nodes, "
         f"{coverage['n_devices']} devices, {coverage['n_requests']} requests, "
-        f"{coverage['n_tokens']} tokens; trials {trials['ran']} of {trials['planned']}; "
+        f"{coverage['n_tokens']} tokens; {trials_words(trials)}; "
         f"controls caught {caught} of {len(document['controls'])}.\n"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raytest.report.decode import decoder
-from raytest.report.facts import bound_words
+from raytest.report.facts import bound_words, trials_words
 from raytest.report.material import Material, axis_verdict
 from raytest.report.quarantine import isolated
 from raytest.report.streams import Side, Streams, divergent_rows, streams
@@ -120,7 +120,7 @@ def _coverage(document: Mapping[str, Any]) -> str:
     caught = sum(c["caught"] for c in document["controls"])
     return (
         f"{coverage['n_nodes']} nodes, {coverage['n_devices']} devices, "
-        f"{coverage['n_requests']} requests; trials {trials['ran']} of {trials['planned']}; "
+        f"{coverage['n_requests']} requests; {trials_words(trials)}; "
         f"controls caught {caught} of {len(document['controls'])}"
     )
 
