@@ -41,6 +41,8 @@ RUN_ID_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 TrialKey = tuple[str, int, int]
 # The analysis streams by row group, so its memory follows this and not the number of workers.
 ROW_GROUP_BYTES = 8 * 1024 * 1024
+# A file up to this size is read at once: a read for each column takes longer.
+READ_AT_ONCE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +394,9 @@ def open_table(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[pq.P
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        small = path.stat().st_size <= READ_AT_ONCE
+        source = pa.BufferReader(path.read_bytes()) if small else path
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:
             arrow = file.schema_arrow
             found = dict(zip(arrow.names, arrow.types, strict=True))
             wanted = dict(zip(schema.names, schema.types, strict=True))

@@ -119,9 +119,9 @@ def _devices(observed: Observed) -> list[str]:
             )
         share = tuple(d.share for d in m.cell.slot.devices)
         key = (m.run, m.cell.variant, m.gpu_uuids, share)
-        other = seen.setdefault(key, m.cell.slot.name)
-        if other != m.cell.slot.name:
-            problems.append(f"slots {other} and {m.cell.slot.name} report the same devices")
+        other = seen.setdefault(key, m.keys["slot"])
+        if other != m.keys["slot"]:
+            problems.append(f"slots {other} and {m.keys['slot']} report the same devices")
     return list(dict.fromkeys(problems))[:MOST_LISTED]
 
 
@@ -136,7 +136,7 @@ def coverage_of(observed: Observed) -> Coverage:
     return Coverage(
         n_nodes=len({n for m in found for n in m.cell.slot.nodes}),
         n_devices=len({u for m in found for u in m.gpu_uuids}),
-        n_slots=len({m.cell.slot.name for m in found}),
+        n_slots=len({m.keys["slot"] for m in found}),
         n_cells=len({(m.run, m.cell.cell_id) for m in found}),
         n_launches=len({(m.run, m.cell.cell_id, m.launch) for m in found}),
         n_trials_planned=len(observed.members),

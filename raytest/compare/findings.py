@@ -100,7 +100,7 @@ def _explained(entry: AxisData, gpu: Attribution | None, observed: Observed) -> 
     if entry.axis is not Axis.NODE or gpu is None or gpu.systemic or not gpu.suspects:
         return False
     names = {s.entity for s in gpu.suspects}
-    blamed = {i for i, m in enumerate(observed.members) if m.cell.slot.name in names}
+    blamed = {i for i, m in enumerate(observed.members) if m.keys["slot"] in names}
     d = entry.classes.divergences
     return all(
         int(d.reference[i]) in blamed

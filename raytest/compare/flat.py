@@ -36,11 +36,19 @@ COLUMNS = ["payload_id", "token_ids", "logprobs", "top_k", "top_token_ids", "top
 
 def flat_of(table: pa.Table) -> Flat:
     """The payload table's columns as flat arrays. A position with fewer candidates than ``top_k``
-    entries does not occur: then the payload counts as one without candidates."""
+    entries does not occur: then the payload counts as one without candidates. The candidates'
+    columns may be left out where there are none."""
     import numpy as np
 
     tokens, token_start, length = _list(table.column("token_ids"))
     logprobs, logprob_start, n_logprobs = _list(table.column("logprobs"))
+    if "top_k" not in table.column_names:
+        none = np.zeros(len(length), dtype=np.int64)
+        no_ids, no_values = np.empty(0, np.int32), np.empty(0, np.float32)
+        return Flat(
+            tokens, token_start, length, logprobs, logprob_start, n_logprobs,
+            none, no_ids, no_values, none,
+        )  # fmt: skip
     top_ids, top_start, n_ids = _list(table.column("top_token_ids"))
     top_logprobs, other_start, n_top = _list(table.column("top_logprobs"))
     top_k = table.column("top_k").to_numpy().astype(np.int64)

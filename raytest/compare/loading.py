@@ -267,19 +267,23 @@ class _Matrices:
         self._check_payloads(payload_codes, len(payload_ids), tokens)
         usable = (payload_codes >= 0) & (state.reshape(-1)[flat] == State.OK)
 
+        whole = bool(usable.all())
+        places = flat if whole else flat[usable]
+
         def matrix(values: npt.NDArray[Any], fill: int) -> npt.NDArray[np.int64]:
             out = np.full(shape[0] * shape[1], fill, dtype=np.int64)
-            out[flat[usable]] = values[usable]
+            out[places] = values if whole else values[usable]
             return out.reshape(shape)
 
+        payloads = matrix(payload_codes, -1)
         n_tokens = _ints(self.table.column("n_tokens"))
         return Observed(
             members=tuple(self.reading.members),
             workload=self.workload,
             state=state,
-            bitwise=matrix(payload_codes, -1),
+            bitwise=payloads,
             tokens=matrix(tokens, -1),
-            payload=matrix(payload_codes, -1),
+            payload=payloads,
             n_tokens=matrix(n_tokens, 0),
             finish=matrix(finish, -1),
             finish_reasons=reasons.to_pylist(),

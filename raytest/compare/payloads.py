@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     Ints = npt.NDArray[np.int64]
 
@@ -95,7 +96,9 @@ def compare_payloads(
     with ThreadPoolExecutor(threads()) as pool:
         groups = _locate(pool, paths, payload_ids)
         schedule = _Schedule.of(groups, n, pairs)
-        done = in_order(pool, schedule.works(in_order(pool, map(_reader, groups))))
+        few = sum(g.table is None for g in groups) <= threads()
+        readers = (_reader(group, few) for group in groups)
+        done = in_order(pool, schedule.works(in_order(pool, readers)))
         for work, results in done:
             work.note(facts)
             for number in np.intersect1d(work.index, keep):
@@ -124,12 +127,15 @@ def _payload(work: _Work, number: int, payload_ids: pa.Array) -> Payload:
     )
 
 
-def _reader(group: _RowGroup) -> Callable[[], pa.Table]:
+def _reader(group: _RowGroup, few: bool) -> Callable[[], pa.Table]:
+    """Reads a row group, its columns at the same time where there are ``few`` groups to read."""
+
     def read() -> pa.Table:
         if group.table is not None:
             return group.table
         with open_table(group.path, payloads_schema(), COLUMNS) as file:
-            return file.read_row_group(group.number, columns=COLUMNS[1:], use_threads=False)
+            columns = _columns(file, group.number)[1:]
+            return file.read_row_group(group.number, columns=columns, use_threads=few)
 
     return read
 
@@ -319,12 +325,24 @@ def _ids(paths: Sequence[Path]) -> list[_Place]:
     found: list[_Place] = []
     for path in paths:
         with open_table(path, payloads_schema(), COLUMNS) as file:
-            columns = COLUMNS if path.stat().st_size <= SMALL_FILE else ["payload_id"]
-            found += [
-                (path, g, file.read_row_group(g, columns, use_threads=False))
-                for g in range(file.num_row_groups)
-            ]
+            small = path.stat().st_size <= SMALL_FILE
+            for g in range(file.num_row_groups):
+                columns = _columns(file, g) if small else COLUMNS[:1]
+                found.append((path, g, file.read_row_group(g, columns, use_threads=False)))
     return found
+
+
+def _columns(file: pq.ParquetFile, number: int) -> list[str]:
+    """The columns of a row group that hold anything: its statistics say whether there are any
+    candidates."""
+    group = file.metadata.row_group(number)
+    place = file.schema_arrow.names.index("top_k")
+    chunk = group.column(place) if place < group.num_columns else None
+    if chunk is not None and chunk.path_in_schema == "top_k":
+        facts = chunk.statistics
+        if facts is not None and facts.has_min_max and facts.min == facts.max == 0:
+            return COLUMNS[:3]
+    return COLUMNS
 
 
 def _merged(places: Iterable[_Place]) -> list[_Place]:
@@ -339,7 +357,8 @@ def _merged(places: Iterable[_Place]) -> list[_Place]:
         if place[2].num_columns == 1:
             large.append(place)
             continue
-        if size + place[2].nbytes > ROW_GROUP_BYTES or not small:
+        alike = small and small[-1][2][0].column_names == place[2].column_names
+        if size + place[2].nbytes > ROW_GROUP_BYTES or not alike:
             small.append((*place[:2], [place[2]]))
             size = 0
         else:

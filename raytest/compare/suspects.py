@@ -50,7 +50,7 @@ class Attribution:
 
 def entity_of(axis: Axis, member: Member) -> str:
     """Who is voting along ``axis``."""
-    return str(member.keys["node"] if axis is Axis.NODE else member.cell.slot.name)
+    return str(member.keys["node"] if axis is Axis.NODE else member.keys["slot"])
 
 
 def find_suspects(
@@ -142,8 +142,9 @@ def _test(
                 outside[entity].append(r)
         tails: dict[int, float] = {}
         for entity, at in outside.items():
-            p = tails.setdefault(len(at), poisson_binomial_tail(chances, len(at)))
-            rows.append((stratum, entity, at, p, len(requests)))
+            if len(at) not in tails:
+                tails[len(at)] = poisson_binomial_tail(chances, len(at))
+            rows.append((stratum, entity, at, tails[len(at)], len(requests)))
     adjusted = holm([p for _, _, _, p, _ in rows])
     return tuple(
         Suspect(

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +159,16 @@ def verdict_only(path: Path) -> None:
 
 def measure(path: Path, times: int, others: bool) -> dict[str, float]:
     """Seconds of each way, interleaved so that a slow spell hits all of them."""
-    merely_read(path)
-    evaluate_folder(path)
-    read, verdict = [], []
-    for _ in range(times):
-        read.append(seconds(lambda: merely_read(path), 1))
-        verdict.append(seconds(lambda: evaluate_folder(path), 1))
-    found = {"read_s": statistics.median(read), "verdict_s": statistics.median(verdict)}
+    ways: dict[str, Callable[[Path], Any]] = {"read_s": merely_read, "verdict_s": evaluate_folder}
     if others:
-        found["duckdb_s"] = seconds(lambda: with_duckdb(path), 1)
-        found["pandas_s"] = seconds(lambda: with_pandas(path), 1)
-    return found
+        ways |= {"duckdb_s": with_duckdb, "pandas_s": with_pandas}
+    for way in ways.values():  # imports, and the file cache
+        way(path)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(times):
+        for name, way in ways.items():
+            taken[name].append(seconds(partial(way, path), 1))
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def main() -> None:
