@@ -22,6 +22,7 @@ Facts = Mapping[str, str]
 _GIB = 1 << 30
 _ORDER: Sequence[Severity] = ("error", "warning", "info")
 _OPEN_FILES = 4096
+_CLOCK_SKEW_S = 1.0
 
 # Ray refuses nodes whose versions differ.
 _FATAL_MIX = ("ray.version", "python.version")
@@ -116,6 +117,11 @@ def _variables(node: str, facts: Facts) -> Iterator[Finding]:
 
 def _resources(node: str, facts: Facts, model_path: str) -> Iterator[Finding]:
     yield from _shared_memory(node, facts)
+    skew = float(facts.get("process.clock_skew", "0"))
+    if abs(skew) >= _CLOCK_SKEW_S:
+        sentence = f"its clock is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} ours."
+        remedy = "Start chrony or ntpd there; until then times of its events do not compare."
+        yield Finding("warning", "clock-skew", node, sentence, remedy)
     open_files = int(facts.get("process.limit.open_files", _OPEN_FILES))
     if 0 <= open_files < _OPEN_FILES:
         sentence = f"a process may open {open_files} files, Ray asks for {_OPEN_FILES} and more."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
@@ -34,7 +35,19 @@ class LiveWorker:
         )
         pin: dict[str, Any] = await self.answer("prove_pin", timeout_s)
         self._pid = pin["pid"]
-        return pin
+        return {**pin, "clock_skew_s": await self._clock_skew()}
+
+    async def _clock_skew(self) -> float:
+        """How far the worker's clock is ahead of the driver's, in seconds; within half of the
+        answer's round trip. The best of three, as NTP does it (RFC 5905, section 8)."""
+        skews = []
+        for _ in range(3):
+            sent = time.time()
+            there = await self.answer("clock", 60.0)
+            received = time.time()
+            skews.append((received - sent, there - (sent + received) / 2))
+        skew: float = min(skews)[1]
+        return round(skew, 4)
 
     async def answer(self, method: str, timeout_s: float, *args: Any) -> Any:
         """A worker method's result within its time limit; TimeoutError names method and limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from raytest import cluster
 from raytest.spec import Cluster, Spec
@@ -19,8 +20,20 @@ def survey(address: str, spec: Spec | None, paths: tuple[str, ...]) -> dict[str,
     with cluster.connect(address, nodes):
         inventory = cluster.take_inventory()
         names = {n.node_id: n.name for n in inventory.nodes}
+        asked = datetime.now(UTC)
         facts = cluster.run_on_nodes(list(names), _facts_here, SURVEY_TIMEOUT_S, paths)
+        answered = datetime.now(UTC)
+    for found in facts.values():
+        found["process.clock_skew"] = _least_skew(found, asked, answered)
     return {names[node_id]: found for node_id, found in facts.items()}
+
+
+def _least_skew(facts: Mapping[str, str], asked: datetime, answered: datetime) -> str:
+    """By how many seconds, at least, a node's clock is ahead of ours: what it dated outside of the
+    time between question and answer."""
+    at = datetime.fromisoformat(facts["process.captured_at"])
+    nearest = min(max(at, asked), answered)
+    return f"{(at - nearest).total_seconds():.3f}"
 
 
 def model_facts(address: str, spec: Spec, path: str) -> Mapping[str, dict[str, str]]:

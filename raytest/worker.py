@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raytest.engines.base import Engine, EngineConfig, Request
 from raytest.engines.trace import Trace, TraceJob
 from raytest.errors import CellError, RaytestError
+from raytest.fingerprint.knobs_data import REWRITTEN_WHEN_BATCH_INVARIANT
 from raytest.scoring import ScoreJob
 from raytest.seeding import compare_audits, seed_everything, state_digests
 
@@ -80,6 +81,10 @@ class Worker:
                 f"planned on {', '.join(config.device_uuids)}, but sees {', '.join(uuids)}"
             )
         return {"node_id": node_id, "pid": os.getpid(), "gpu_uuids": uuids}
+
+    def clock(self) -> float:
+        """This node's time, in seconds since the epoch."""
+        return time.time()
 
     def start(self) -> list[tuple[int, str, dict[str, str]]]:
         """Load the engine. Returns fingerprints as (rank, stage, facts); rank -1 is this
@@ -232,17 +237,15 @@ class Worker:
         return seen
 
 
-# VLLM_BATCH_INVARIANT makes each rank rewrite these for itself; that is recorded, not an error.
-REWRITTEN_BY_VLLM = ("NCCL_", "CUBLAS_", "VLLM_USE_AOT_COMPILE", "OMP_NUM_THREADS")
-
-
 def rewritten(wanted: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, str]:
-    """Variables that a rank has otherwise than demanded because vLLM sets them itself: what was
-    demanded, and what is there ('' where it is unset)."""
+    """Variables that a rank has otherwise than demanded because batch-invariant mode sets them
+    itself: what was demanded, and what is there. One that is absent was never passed on."""
+    if wanted.get("VLLM_BATCH_INVARIANT") != "1":
+        return {}
     return {
-        name: f"{value} -> {seen.get(name, '')}"
+        name: f"{value} -> {seen[name]}"
         for name, value in wanted.items()
-        if name.startswith(REWRITTEN_BY_VLLM) and seen.get(name) != value
+        if name.startswith(REWRITTEN_WHEN_BATCH_INVARIANT) and seen.get(name, value) != value
     }
 
 

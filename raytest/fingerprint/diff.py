@@ -40,7 +40,8 @@ class Difference:
 
 # First match wins: exceptions before the groups that they are taken from.
 _NOISE = re.compile(
-    r"process\.(pid|parent_pid|captured_at|stage|nice)$|memory\.(available|shm_free)$"
+    r"process\.(pid|parent_pid|captured_at|stage|nice|clock_skew)$|container\.id$"
+    r"|memory\.(available|shm_free)$"
     r"|env\.(RAY_(JOB_ID|RAYLET_PID|WORKER_\w+|SESSION\w*|NODE_ID|CLUSTER_ID|RUNTIME_ENV\w*"
     r"|CLIENT_MODE|JOB_CONFIG\w*|GCS_\w+)|VLLM_(PORT|HOST_IP|DP_\w+|LOOPBACK_IP|INSTANCE_ID|DIST_IDENT"
     r"|OBJECT_STORAGE_SHM_BUFFER_NAME))$"

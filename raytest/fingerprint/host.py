@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import socket
 from collections.abc import Iterable
@@ -114,7 +115,27 @@ def container_facts() -> dict[str, str]:
         "container.kind": kind,
         "container.cpu_limit": cpu_limit,
         "container.memory_limit": memory_limit,
+        **_image_facts(read_text("/run/.containerenv"), read_text("/proc/self/mountinfo")),
     }
+
+
+# Docker and containerd mount files of the container's own folder, whose name is its id.
+_CONTAINER_ID = re.compile(r"/(?:containers|sandboxes|overlay-containers)/([0-9a-f]{64})/")
+
+
+def _image_facts(containerenv: str, mountinfo: str) -> dict[str, str]:
+    """The container's id, and the image it was made from where that can be known from inside:
+    podman writes it down, apptainer names its file, others are told by ``RAYTEST_IMAGE``."""
+    written = dict(re.findall(r'^(id|image|imageid)="([^"]*)"$', containerenv, re.MULTILINE))
+    mounted = _CONTAINER_ID.search(mountinfo)
+    told = ("RAYTEST_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+    found = {
+        "container.id": written.get("id") or (mounted[1] if mounted else ""),
+        "container.image": written.get("image")
+        or next((os.environ[n] for n in told if os.environ.get(n)), ""),
+        "container.image_id": written.get("imageid", ""),
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def path_facts(paths: Iterable[str]) -> dict[str, str]:

@@ -106,7 +106,10 @@ LIBRARY_VARIABLES = (
 )  # fmt: skip
 
 # Batch-invariant mode sets these in every rank, whatever the spec says.
-REWRITTEN_WHEN_BATCH_INVARIANT = ("NCCL_", "CUBLAS_WORKSPACE_CONFIG", "VLLM_USE_AOT_COMPILE")
+REWRITTEN_WHEN_BATCH_INVARIANT = (
+    "NCCL_", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "VLLM_USE_AOT_COMPILE",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_CUSTOM_ALLREDUCE_ALGO",
+)  # fmt: skip
 
 # vLLM's plugins for other hardware read variables of their own.
 PLUGIN_PREFIXES = ("VLLM_ASCEND_", "VLLM_GAUDI_", "VLLM_HPU_", "VLLM_NEURON_", "VLLM_SPYRE_")

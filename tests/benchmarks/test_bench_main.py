@@ -36,7 +36,24 @@ def test_trial_over_bare_generate(tmp_path: Path) -> None:
         f"{PAIRS} pairs in turn: median {result['ratio']:.3f} "
         f"(min {result['ratio_min']:.3f}, max {result['ratio_max']:.3f}); "
         f"bare {result['bare_s']:.2f} s, trial {result['trial_s']:.2f} s; "
+        f"trial / its own generate: median {result['inside']:.3f}, "
+        f"{1000 * result['added_s']:.0f} ms added; "
         f"trial / bare generate without logprobs: median {result['no_logprobs']:.3f}"
+    )
+
+
+def test_capture_of_a_fingerprint() -> None:
+    """One process' fingerprint in a fresh process, hashes of weights aside: seconds, and over
+    ``python -c pass``."""
+    code = "from raytest.fingerprint.capture import capture; capture('bench', all_gpus=True)"
+    pairs = [
+        (_seconds([sys.executable, "-c", code]), _seconds([sys.executable, "-c", "pass"]))
+        for _ in range(9)
+    ]
+    added = [ours - base for ours, base in pairs]
+    print(  # noqa: T201 - a benchmark reports
+        f"\nfingerprint of one process over an empty one, 9 pairs in turn: "
+        f"median {median(added):.2f} s (min {min(added):.2f}, max {max(added):.2f})"
     )
 
 

@@ -94,7 +94,24 @@ def main() -> None:
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
 
+    inside: list[float] = []
+    generate = llm.generate
+
+    def timed_generate(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            inside.append(time.perf_counter() - began)
+
     def trial(number: int) -> float:
+        llm.generate = timed_generate
+        try:
+            return run_trial(number)
+        finally:
+            llm.generate = generate
+
+    def run_trial(number: int) -> float:
         began = time.perf_counter()
         observations, _ = worker.run_trial(TrialJob(number, number, "batch", spec.seed, batches))
         ids = set(observations.column("payload_id").to_pylist())
@@ -107,6 +124,7 @@ def main() -> None:
     bare(plain)
     bare(silent)
     trial(0)
+    inside.clear()
     rounds = [(bare(plain), trial(i + 1), bare(silent)) for i in range(pairs)]
     ratios = [t / b for b, t, _ in rounds]
     result = {
@@ -117,6 +135,8 @@ def main() -> None:
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
         "no_logprobs": median(t / s for _, t, s in rounds),
+        "added_s": median(t - i for (_, t, _), i in zip(rounds, inside, strict=True)),
+        "inside": median(t / i for (_, t, _), i in zip(rounds, inside, strict=True)),
         "bare_s": median(b for b, _, _ in rounds),
         "trial_s": median(t for _, t, _ in rounds),
         "tokens_per_second": len(requests) * settings["tokens"] / median(t for _, t, _ in rounds),

@@ -1,4 +1,5 @@
-"""A rank whose seed did not take ends its cell, and the run says which rank and which generator."""
+"""A rank that a seed or a variable did not reach ends its cell, and the run says which rank and
+what."""
 
 from __future__ import annotations
 
@@ -18,6 +19,11 @@ name = "tp1"
 name = "tp2"
 tensor_parallel_size = 2
 fault = { kind = "wrong_seed", rank = 1 }
+[[variants]]
+name = "unset"
+tensor_parallel_size = 2
+env = { OMP_NUM_THREADS = "3" }
+fault = { kind = "env_unset", rank = 1 }
 [limits]
 retries = 0
 """
@@ -36,10 +42,18 @@ def test_the_cell_ends_with_generator_and_rank(run: tuple[RunFolder, Ended]) -> 
     folder, ended = run
     assert ended.code == 3, ended.out + ended.err
     failures = folder.failures()
-    assert {f["variant"] for f in failures} == {"tp2"}
+    assert {f["variant"] for f in failures} == {"tp2", "unset"}
     for failure in failures:
+        if failure["variant"] == "unset":
+            continue
         assert "seed audit before trial 0" in failure["reason"]
         assert "reference.numpy: rank 1 differ" in failure["reason"]
+
+
+def test_a_variable_that_did_not_reach_a_rank_ends_its_cell(run: tuple[RunFolder, Ended]) -> None:
+    folder, _ = run
+    reasons = {f["reason"] for f in folder.failures() if f["variant"] == "unset"}
+    assert reasons == {"OMP_NUM_THREADS is unset in rank 1, the spec demands '3'"}
 
 
 def test_every_process_left_its_states_before_load_and_before_each_trial(

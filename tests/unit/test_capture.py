@@ -254,3 +254,21 @@ def test_a_process_anywhere_below_uv_run_says_so(
         check=False,
     )
     assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
+
+
+def test_a_container_and_its_image_are_known_where_they_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RAYTEST_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        monkeypatch.delenv(name, raising=False)
+    identity = "ab" * 32
+    mounts = f"1 2 8:1 /var/lib/docker/containers/{identity}/hostname /etc/hostname rw"
+    assert host._image_facts("", mounts) == {"container.id": identity}
+    podman = 'engine="podman"\nid="cd"\nimage="reg/x:1"\nimageid="ef"\n'
+    assert host._image_facts(podman, mounts) == {
+        "container.id": "cd",
+        "container.image": "reg/x:1",
+        "container.image_id": "ef",
+    }
+    monkeypatch.setenv("RAYTEST_IMAGE", "reg/y@sha256:00")
+    assert host._image_facts("", "") == {"container.image": "reg/y@sha256:00"}

@@ -229,3 +229,11 @@ def test_a_model_without_defaults_is_no_finding(tmp_path: Path, text: str | None
     if text is not None:
         (tmp_path / "generation_config.json").write_text(text)
     assert model_default_findings(generation_defaults(tmp_path)) == []
+
+
+def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
+    (ahead,) = found(**{"process.clock_skew": "12.000"})
+    assert (ahead.code, ahead.severity) == ("clock-skew", "warning")
+    assert "12.0 s ahead of ours" in ahead.sentence
+    assert "behind" in found(**{"process.clock_skew": "-2"})[0].sentence
+    assert found(**{"process.clock_skew": "0.3"}) == []

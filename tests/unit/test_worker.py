@@ -88,11 +88,20 @@ def test_a_variable_that_did_not_reach_a_process_is_named_with_it() -> None:
 
 
 def test_what_batch_invariance_rewrites_in_a_rank_is_no_error_there_but_is_recorded() -> None:
-    wanted, seen = {"NCCL_ALGO": "Ring", "X": "1"}, {"NCCL_ALGO": "allreduce:tree", "X": "1"}
+    mode = {"VLLM_BATCH_INVARIANT": "1"}
+    wanted, seen = {**mode, "NCCL_ALGO": "Ring"}, {**mode, "NCCL_ALGO": "allreduce:tree"}
     _check_environment(wanted, seen, "rank 0")
     assert rewritten(wanted, seen) == {"NCCL_ALGO": "Ring -> allreduce:tree"}
     with pytest.raises(CellError, match="NCCL_ALGO is 'allreduce:tree' in the actor"):
         _check_environment(wanted, seen, "the actor")
+    with pytest.raises(CellError, match="NCCL_ALGO is unset in rank 0"):
+        _check_environment(wanted, mode, "rank 0")
+
+
+@pytest.mark.parametrize("name", ["NCCL_ALGO", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"])
+def test_without_batch_invariance_no_rank_may_have_another_value(name: str) -> None:
+    with pytest.raises(CellError, match=f"{name} is 'b' in rank 1, the spec demands 'a'"):
+        _check_environment({name: "a"}, {name: "b"}, "rank 1")
 
 
 def test_an_operation_without_a_deterministic_form_is_named_with_layer_and_way_out() -> None:
