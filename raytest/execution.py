@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +17,8 @@ from raytest.engines.base import Request
 from raytest.errors import ExitCode, RaytestError, StoreError
 from raytest.inventory import Inventory
 from raytest.live_worker import LiveWorker, cause_of
+from raytest.needs import Look, Needs
+from raytest.observations import with_text
 from raytest.plan import Cell, Launch, Plan, Trial
 from raytest.replay_folder import Recorded, reference_of, scored_files, write_scored
 from raytest.reservation import Reservation
@@ -59,6 +61,8 @@ class Run:
     tokenizer_path: str
     vocabulary_size: int | None
     progress: Progress
+    look: Look | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 def execute(run: Run) -> None:
@@ -74,9 +78,14 @@ class _Execution:
     reservation: Reservation = field(default_factory=Reservation)
     control_wanted: bool = False
     reference: Recorded | None = None
+    needs: Needs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.needs = Needs(self.run.folder, self.run.look)
 
     async def main(self) -> None:
         run = self.run
+        await self.needs.again()
         self.known_payloads = run.folder.known_payload_ids()
         finished = run.folder.finished_trials()
         pending = [
@@ -112,6 +121,10 @@ class _Execution:
         """All attempts of one launch, one after the other, on the same slot."""
         run, cell = self.run, launch.cell
         async with devices.hold(cell.slot):
+            missing = self.needs.of(launch, missing)
+            if not missing:
+                run.progress.launch(launch, CellState.DONE, "decided without it")
+                return
             before = sum(
                 e["event"] == "attempt failed" and _is(e, launch) for e in run.folder.events()
             )
@@ -184,7 +197,8 @@ class _Attempt:
             await self._warm_up(missing)
             await self._control(missing[0])
             for trial in missing:
-                await self._trial(trial)
+                if self._execution.needs.of(self._launch, [trial]):
+                    await self._trial(trial)
             await self._health()
             if await self._score():
                 await self._answer("stop", 60.0)
@@ -258,12 +272,14 @@ class _Attempt:
         unseen = sorted(ids - known)
         payloads: pa.Table | None = None
         if unseen:
-            payloads = await self._answer("payloads", limits.trial_s, unseen)
+            found = await self._answer("payloads", limits.trial_s, unseen)
+            payloads = with_text(found, self._run.decode)
         key = (self._launch.cell.cell_id, self._launch.launch, trial.trial)
         self._run.folder.write_trial(key, observations, payloads)
         known |= ids
         self._event("trial done", trial=trial.trial, seed_states=states)
         self._run.progress.trial(self._launch, trial)
+        await self._execution.needs.again()
 
     async def _score(self) -> bool:
         """Replay, where the spec asks for it and the tokens to score are there by now; 'raytest

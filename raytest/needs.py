@@ -21,12 +21,21 @@ class Needs:
     look: Look | None
     _unneeded: set[TrialKey] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asked: int = 0
+    _answered: int = 0
 
     async def again(self) -> None:
-        """Look at what is on disk."""
-        if self.look is not None and self.folder.finished_trials():
-            async with self._turn:
-                self._unneeded = await asyncio.to_thread(self.look, self.folder)
+        """Look at what is on disk. One look at a time: all who ask while one goes on share the
+        next."""
+        if self.look is None or not self.folder.finished_trials():
+            return
+        self._asked += 1
+        mine = self._asked
+        async with self._turn:
+            if self._answered >= mine:
+                return
+            self._answered = self._asked
+            self._unneeded = await asyncio.to_thread(self.look, self.folder)
 
     def of(self, launch: Launch, trials: Sequence[Trial]) -> list[Trial]:
         """Those of ``trials`` that are still needed; the run folder is told of the others."""

@@ -22,7 +22,7 @@ from raytest.plan import Plan, make_plan, plan_to_json
 from raytest.spec import Spec
 from raytest.store import RunFolder, find_run, new_run_id
 from raytest.synthetic import ensure_model
-from raytest.workload import Workload, load_workload
+from raytest.workload import Workload, load_workload, token_decoder
 
 if TYPE_CHECKING:
     from raytest.compare.evaluate import Evaluation
@@ -71,6 +71,7 @@ def run_spec(
     progress: Progress,
 ) -> Outcome:
     """Run (or take up) a spec and judge it. Raises RaytestError; what is finished stays on disk."""
+    from raytest.compare.deciding import look
     from raytest.compare.evaluate import evaluate
 
     model = find_model(spec)
@@ -106,6 +107,8 @@ def run_spec(
                     model.tokenizer_path,
                     model.vocabulary_size,
                     progress,
+                    look if spec.trials.until == "decided" else None,
+                    token_decoder(model.tokenizer_path) if workload.has_references else None,
                 )
             )
     return Outcome(folder, evaluate(folder))

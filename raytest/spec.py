@@ -256,16 +256,6 @@ class Trials(Strict):
             raise ValueError("expected one or more different arrangements")
         return value
 
-    @field_validator("until")
-    @classmethod
-    def _all(cls, value: str) -> str:
-        if value == "decided":
-            raise ValueError(
-                'stopping early is not available; expected "all" (every repeat runs): '
-                "lower trials.repeats for a shorter run"
-            )
-        return value
-
 
 class Limits(Strict):
     """Time limits in seconds, and how often a launch that died is tried again."""

@@ -134,20 +134,29 @@ def test_a_broken_gate_is_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_a_users_own_prompts_run_and_a_bad_one_costs_no_other(tmp_path: Path) -> None:
-    lines = [{"id": "good", "prompt": "Hello"}, {"id": "bad", "prompt": ""}, {"prompt": "Again"}]
+    lines = [
+        {"id": "good", "prompt": "Hello", "reference": "42"},
+        {"id": "bad", "prompt": ""},
+        {"prompt": "Again"},
+    ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     spec = REFERENCE.replace("limit = 6", 'prompts = "mine.jsonl"')
     spec = spec.replace("nodes = 2", "nodes = 1")
     (tmp_path / "s.toml").write_text(spec + '[[variants]]\nname = "tp1"\n')
     ended = raytest("run", "s.toml", "--run-id", "r", cwd=tmp_path)
     assert ended.code == 0, ended.err + ended.out
-    table = RunFolder.open(tmp_path / "results" / "r").requests()
+    folder = RunFolder.open(tmp_path / "results" / "r")
+    table = folder.requests()
     errors = dict(
         zip(table.column("request_id").to_pylist(), table.column("error").to_pylist(), strict=True)
     )
     assert errors["good"] is None
     assert errors["bad"]
     assert len(errors) == 3
+    # a reference answer: the text is kept, so that answers can be graded
+    assert all(t.column("text").null_count == 0 for t in folder.iter_payload_tables())
+    axes = (folder.verdict() or {})["axes"]
+    assert {a["axis"]: a["spread"]["std_at_accuracy"] for a in axes}["repeat"] == 0.0
 
 
 def test_a_worker_that_always_dies_is_named_and_the_others_finish(tmp_path: Path) -> None:

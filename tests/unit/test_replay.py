@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 
 from raytest.compare.replay import consistency, distance, distance_json, tie_bound
-from raytest.errors import UsageError
 from raytest.replay_folder import Scored
-from raytest.spec_file import parse_spec
 from raytest.store import Payload
-from tests.support.command import REFERENCE
 
 TOKENS = (5, 6, 7)
 
@@ -121,9 +118,3 @@ def test_the_tie_bound_is_twice_the_error_within_the_dtypes_limits(
     dtype: str, error: float, bound: float
 ) -> None:
     assert tie_bound(error, dtype) == pytest.approx(bound)
-
-
-def test_until_decided_is_refused_with_what_to_write_instead() -> None:
-    text = REFERENCE + '[[variants]]\nname = "a"\n[trials]\nuntil = "decided"\n'
-    with pytest.raises(UsageError, match=r"trials\.until.*not available.*all"):
-        parse_spec(text, "s.toml", ())
