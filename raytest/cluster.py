@@ -174,13 +174,15 @@ def _gpu_devices(
     """A node's GPUs; where NVML is absent (a test's pretended GPUs) they are known by index
     alone."""
     if known:
-        gpus = [(int(g["index"]), g["uuid"], g.get("name", "")) for g in known][:count]
+        gpus = [
+            (int(g["index"]), g["uuid"], g.get("name", ""), g.get("serial", "")) for g in known
+        ][:count]
     else:
-        gpus = [(i, f"gpu:{node}:{i}", "") for i in range(count)]
+        gpus = [(i, f"gpu:{node}:{i}", "", "") for i in range(count)]
     return [
-        Device(node, index, uuid, "gpu", model, share=s)
+        Device(node, index, uuid, "gpu", model, share=s, serial=serial)
         for s in range(share)
-        for index, uuid, model in gpus
+        for index, uuid, model, serial in gpus
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytest.engines.base import EngineConfig
+from raytest.engines.vllm_faults import check_fault
 from raytest.errors import UsageError
 from raytest.fingerprint.finding import Finding
 from raytest.fingerprint.knobs import (
@@ -44,6 +45,8 @@ def check_spec(spec: Spec, target: Target, source: str) -> None:
         reason = unsupported(spec.level(variant), target.platform)
         if reason:
             lines.append(f"{key}: level {spec.level(variant)}: {reason}")
+        if variant.fault is not None:
+            check_fault(variant.fault, key)
         findings = variant_findings(spec, variant, target)
         lines += [f"{key}: {f.sentence} {f.remedy}" for f in findings if f.severity == "error"]
     if lines:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from raytest.driver import is_abandoned
 from raytest.errors import StoreError
 from raytest.report.facts import duration_s
 from raytest.store import read_json
@@ -26,7 +27,7 @@ class AxisPoint:
 @dataclass(frozen=True, slots=True)
 class RunPoint:
     """One run. ``verdict`` is '' and ``exit_code`` None where it has no finished verdict;
-    ``suspects`` are (GPU UUID, hostname)."""
+    ``suspects`` are (GPU UUID, board's serial, hostname)."""
 
     run_id: str
     path: Path
@@ -37,7 +38,7 @@ class RunPoint:
     verdict: str
     exit_code: int | None
     axes: Mapping[str, AxisPoint]
-    suspects: tuple[tuple[str, str], ...]
+    suspects: tuple[tuple[str, str, str], ...]
     baseline: str
 
 
@@ -57,6 +58,7 @@ class GpuTrend:
     """One GPU that was a suspect: on how many runs of those that used it, and on which hosts."""
 
     gpu_uuid: str
+    serial: str
     n_suspect: int
     n_runs: int
     hosts: tuple[str, ...]
@@ -94,7 +96,7 @@ def _point(path: Path, manifest: Mapping[str, Any], document: Mapping[str, Any])
         name=str(manifest["spec"]["name"]),
         created_at=str(manifest.get("created_at", "")),
         duration_s=duration_s(manifest),
-        status=str(manifest.get("status", "")),
+        status="abandoned" if is_abandoned(path, manifest) else str(manifest.get("status", "")),
         verdict=str(document.get("verdict", "")),
         exit_code=document.get("exit_code"),
         axes={a["axis"]: _axis_point(a) for a in document.get("axes", ())},
@@ -111,7 +113,7 @@ def _axis_point(axis: Mapping[str, Any]) -> AxisPoint:
 
 def _suspects(
     manifest: Mapping[str, Any], document: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str, str]]:
     """Devices of the slots and cells that findings ask to isolate."""
     names = {
         entity
@@ -125,7 +127,8 @@ def _suspects(
     for cell in manifest["plan"]["cells"]:
         if cell["cell_id"] in names or _slot_name(cell) in names:
             for device in _devices(cell):
-                yield device["uuid"], hosts.get(device["node"], device["node"])
+                host = hosts.get(device["node"], device["node"])
+                yield device["uuid"], device.get("serial", ""), host
 
 
 def _devices(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -166,12 +169,15 @@ def _kind(failed: Sequence[bool]) -> str:
 def gpu_trends(points: Sequence[RunPoint], used: Mapping[str, int]) -> list[GpuTrend]:
     """GPUs that were suspect, the most often first."""
     seen: dict[str, list[tuple[RunPoint, str]]] = {}
+    serials: dict[str, str] = {}
     for point in points:
-        for uuid, host in point.suspects:
+        for uuid, serial, host in point.suspects:
             seen.setdefault(uuid, []).append((point, host))
+            serials[uuid] = serial or serials.get(uuid, "")
     trends = [
         GpuTrend(
             uuid,
+            serials[uuid],
             len(found),
             used.get(uuid, len(found)),
             tuple(sorted({host for _, host in found})),

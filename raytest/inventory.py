@@ -11,7 +11,8 @@ from typing import Any
 class Device:
     """One GPU, or one CPU share of a node. ``uuid`` is the GPU's own, or ``cpu:<node>:<index>``.
 
-    ``share`` numbers the engines that the spec lets share one GPU (0 where none do).
+    ``share`` numbers the engines that the spec lets share one GPU (0 where none do). ``serial`` is
+    the board's, '' where it has none to tell.
     """
 
     node: str
@@ -21,6 +22,7 @@ class Device:
     model: str = ""
     share: int = 0
     busy: str = ""
+    serial: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from raytest.history import RunPoint, read_history
 
 def superfluous(points: Sequence[RunPoint], keep: int, keep_failed: bool) -> list[RunPoint]:
     """Runs beyond the ``keep`` newest of each spec. A run that is still going on is no candidate
-    and takes no place; ``keep_failed`` spares those that ended with a mismatch."""
+    and takes no place (one whose driver died is as any other); ``keep_failed`` spares those that
+    ended with a mismatch."""
     by_name: dict[str, list[RunPoint]] = {}
     for point in points:
         if point.status != "running":

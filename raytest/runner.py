@@ -15,6 +15,7 @@ import raytest
 from raytest import cluster
 from raytest.configure import Target, check_spec, choose_executor, target_of
 from raytest.digest import json_digest
+from raytest.driver import this_driver
 from raytest.errors import ExitCode, NotComparableError, RaytestError, UsageError
 from raytest.execution import Progress, Run, execute
 from raytest.inventory import Inventory, inventory_to_json
@@ -94,6 +95,7 @@ def run_spec(
         else:
             _check_same_run(folder, plan, target)
             folder.remove_verdict()
+            folder.write_manifest(status="running", driver=this_driver())
         with _status(folder):
             execute(
                 Run(
@@ -240,6 +242,7 @@ def _new_folder(
             "raytest_version": raytest.__version__,
             "created_at": datetime.now(UTC).isoformat(),
             "status": "running",
+            "driver": this_driver(),
             "spec": spec.model_dump(mode="json"),
             "plan": plan_to_json(plan),
             "inventory": inventory_to_json(inventory),

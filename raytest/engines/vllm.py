@@ -54,6 +54,8 @@ class VllmEngine:
         except (RuntimeError, ValueError, TypeError, OSError, AssertionError, ImportError) as error:
             raise engine_failure(error, "vLLM did not start") from error
         self._states_before_load = self._call("raytest_prepare")
+        if config.fault is not None and not any(self._call("raytest_plant", dict(config.fault))):
+            raise CellError(f"no rank planted the fault {dict(config.fault)}")
 
     def states_before_load(self) -> list[Mapping[str, str]]:
         """The seed audit of each rank from before it loaded the model."""

@@ -68,6 +68,13 @@ class RankExtension:
         return STATE_BEFORE_LOAD
 
     @_reply
+    def raytest_plant(self, fault: dict[str, Any]) -> str:
+        """Plant a fault in this rank; what was done ('' where it is another rank's)."""
+        from raytest.engines.vllm_faults import plant
+
+        return plant(self.model_runner.model, int(self.rank), fault)
+
+    @_reply
     def raytest_reset(self, seed: int, level: int, warn_only: bool) -> dict[str, str]:
         """Before a trial: seed this rank, forget its steps; the generators' state digests."""
         seed_everything(seed, level=level, warn_only=warn_only)

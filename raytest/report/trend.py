@@ -82,13 +82,13 @@ def _row(point: RunPoint) -> tuple[str, ...]:
         duration_words(point.duration_s),
         point.verdict or (point.status if point.status != "finished" else "") or "no verdict",
         ", ".join(differ) or "none",
-        ", ".join(uuid for uuid, _ in point.suspects[:3])
+        ", ".join(uuid for uuid, _, _ in point.suspects[:3])
         + (f" and {len(point.suspects) - 3} more" if len(point.suspects) > 3 else ""),
     )
 
 
 def _suspects(point: RunPoint) -> list[dict[str, str]]:
-    return [{"gpu_uuid": uuid, "hostname": host} for uuid, host in point.suspects]
+    return [{"gpu_uuid": u, "serial": s, "hostname": h} for u, s, h in point.suspects]
 
 
 def _axis_line(name: str, trend: AxisTrend) -> str:
@@ -97,7 +97,8 @@ def _axis_line(name: str, trend: AxisTrend) -> str:
 
 def _gpu_line(trend: GpuTrend) -> str:
     hosts = f"{len(trend.hosts)} host{'s' if len(trend.hosts) > 1 else ''}"
+    serial = f" (serial {trend.serial})" if trend.serial else ""
     return (
-        f"suspect {trend.gpu_uuid}: on {trend.n_suspect} of {trend.n_runs} runs, on {hosts} "
-        f"({', '.join(trend.hosts)}), last in {trend.last}"
+        f"suspect {trend.gpu_uuid}{serial}: on {trend.n_suspect} of {trend.n_runs} runs, "
+        f"on {hosts} ({', '.join(trend.hosts)}), last in {trend.last}"
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
 from raytest.store import RunFolder, find_run
 from tests.support.command import REFERENCE, Ended, raytest
+from tests.support.webhook import SECRET, Hook, listening
 
 SPEC = (
     REFERENCE.replace("nodes = 2", "nodes = 1").replace("every-node", "every-gpu")
@@ -21,28 +19,10 @@ VARIABLE = "variants.tp1.env.MKL_CBWR=COMPATIBLE"
 WRONG = 'variants.tp1.fault={ kind = "weight_bit_flip" }'
 
 
-class Hook(HTTPServer):
-    calls: list[Any]
-
-
 @pytest.fixture(scope="module")
 def hook() -> Iterator[Hook]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.calls.append(json.loads(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            return
-
-    server = Hook(("127.0.0.1", 0), Handler)
-    server.calls = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with listening() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +32,9 @@ def nights(tmp_path_factory: pytest.TempPathFactory, hook: Hook) -> list[tuple[E
     found = []
     for overrides in ((), (), (VARIABLE,), (WRONG,)):
         options = [x for o in overrides for x in ("--set", o)]
-        url = f"http://127.0.0.1:{hook.server_port}/secret-path"
         ended = raytest(
             *("nightly", "s.toml", "--baseline", "golden", "--create-baseline", "--quiet"),
-            *("--webhook", url, *options),
+            *("--webhook", hook.url, *options),
             cwd=folder,
         )
         found.append((ended, RunFolder.open(find_run(folder / "results", "latest"))))
@@ -109,7 +88,7 @@ def test_the_webhook_rings_once_a_change_and_its_url_is_nowhere(
     ]
     assert "MKL_CBWR" in json.dumps(hook.calls[0])
     for ended, folder in nights:
-        assert "secret-path" not in ended.out + ended.err
+        assert SECRET not in ended.out + ended.err
         for path in folder.path.parent.rglob("*"):
             if path.is_file():
-                assert b"secret-path" not in path.read_bytes()
+                assert SECRET.encode() not in path.read_bytes()

@@ -30,6 +30,13 @@ name = "tp1"
 name = "tp2"
 tensor_parallel_size = 2
 """
+# What a prompt may hold: markup, escape sequences, text that turns the line around, a megabyte.
+NASTY = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7*7 }}\n```\n</details>",
+    "\x1b[31mred\x1b[0m\x07\x1b]0;title\x07",
+    "שלום עולם \u202eevil\u202c مرحبا",
+    "long " * 210_000,
+)
 OUTLIER = plant(swap_token(5), slot="node-1:2", variant="tp1", request=range(8))
 ROUNDING = plant(noise(0.01), variant="tp2")
 
@@ -108,3 +115,14 @@ def broken_value(c: Completion) -> Completion:
     logprobs = c.logprobs.copy()
     logprobs[2] = float("nan")
     return replace(c, logprobs=logprobs)
+
+
+def nasty_material(results: Path) -> Material:
+    """A run with one wrong slot whose prompts are :data:`NASTY`."""
+
+    def prompts(table: pa.Table) -> pa.Table:
+        texts = [NASTY[i % len(NASTY)] for i in range(table.num_rows)]
+        where = table.schema.get_field_index("prompt")
+        return table.set_column(where, "prompt", pa.array(texts, pa.string()))
+
+    return gather(write_judged(results, prompts=prompts, changes=(OUTLIER,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from raytest.baseline import find_baseline, save_baseline
 from raytest.cli import cli
+from raytest.driver import SILENT_S, is_abandoned, this_driver
 from raytest.history import axis_trends, gpu_trends, read_history
 from raytest.report.trend import history_document, history_html, history_lines
 from raytest.retention import collect
@@ -40,6 +42,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for day, wrong in enumerate([False, True, False, True], start=1):
         night(root, day, wrong=wrong)
     moved = json.loads((root / "night-04" / "manifest.json").read_text())
+    for cell in moved["plan"]["cells"]:
+        for device in cell["slot"]["devices"]:
+            device["serial"] = f"165{device['index']}"
     moved["inventory"] = {"nodes": [{"name": "node-0", "hostname": "other-host"}]}
     (root / "night-04" / "manifest.json").write_text(json.dumps(moved))
     (root / "broken").mkdir()
@@ -93,7 +98,9 @@ def test_a_gpu_is_followed_across_runs_and_hosts(results: Path) -> None:
     assert trend.hosts == ("node-0", "other-host")
     assert trend.last == "night-04"
     lines = history_lines(*read_history(str(results)))
-    assert lines[-1].startswith("suspect GPU-0-1: on 2 of 4 runs, on 2 hosts")
+    # older runs knew no serial numbers; the board is the same
+    assert trend.serial == "1651"
+    assert lines[-1].startswith("suspect GPU-0-1 (serial 1651): on 2 of 4 runs, on 2 hosts")
 
 
 def test_text_json_and_page_say_the_same(results: Path) -> None:
@@ -159,9 +166,39 @@ def test_retention_keeps_the_newest_and_the_failed(tmp_path: Path) -> None:
 def test_retention_leaves_runs_going_on_and_baselines(tmp_path: Path) -> None:
     fleet(tmp_path, 2)
     save_baseline(str(tmp_path), "golden", RunFolder.open(tmp_path / "night-02"), replace=False)
-    RunFolder.open(tmp_path / "night-01").write_manifest(status="running")
+    RunFolder.open(tmp_path / "night-01").write_manifest(status="running", driver=this_driver())
     done = CliRunner().invoke(cli, ["gc", "--keep", "0", "--results", str(tmp_path)])
     assert done.exit_code == 0
     assert done.stdout.strip().endswith("night-02")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["baselines", "night-01"]
     assert find_baseline(str(tmp_path), "golden").run_id == "night-02"
+
+
+@pytest.mark.parametrize("started", [0.0, None])
+def test_a_run_whose_driver_died_is_abandoned_and_not_kept_for_ever(
+    tmp_path: Path, started: float | None
+) -> None:
+    fleet(tmp_path, 2)
+    gone = (
+        {**this_driver(), "started": started}
+        if started is not None
+        else {**this_driver(), "pid": 2**22 + 1}
+    )
+    RunFolder.open(tmp_path / "night-01").write_manifest(status="running", driver=gone)
+    points, _ = read_history(str(tmp_path))
+    assert [p.status for p in points] == ["abandoned", "finished"]
+    collect(str(tmp_path), 1, keep_failed=False, dry_run=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["night-02"]
+
+
+def test_a_run_of_another_host_is_abandoned_after_a_week_of_silence(tmp_path: Path) -> None:
+    fleet(tmp_path, 1)
+    folder = RunFolder.open(tmp_path / "night-01")
+    elsewhere = {**this_driver(), "hostname": "elsewhere"}
+    folder.write_manifest(status="running", driver=elsewhere)
+    assert not is_abandoned(folder.path, folder.manifest)
+    long_ago = time.time() - SILENT_S - 60
+    for path in (folder.path / "manifest.json", folder.path / "events.jsonl"):
+        if path.exists():
+            os.utime(path, (long_ago, long_ago))
+    assert is_abandoned(folder.path, folder.manifest)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
+import html5lib
 import pytest
 
 from raytest.report.html import html_text
@@ -17,14 +19,8 @@ from raytest.report.spec_toml import spec_toml
 from raytest.report.timeline import spans
 from raytest.spec_file import parse_spec
 from tests.support.html_page import Page
-from tests.support.judged import OUTLIER, planted, write_facts, write_judged
+from tests.support.judged import nasty_material, planted, write_facts, write_judged
 
-NASTY = (
-    "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7*7 }}",
-    "\x1b[31mred\x1b[0m\x07\x1b]0;title\x07",
-    "שלום עולם \u202eevil\u202c مرحبا",
-    "long " * 210_000,
-)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -52,13 +48,7 @@ def page(text: str) -> Page:
 
 @pytest.fixture(scope="module")
 def nasty(tmp_path_factory: pytest.TempPathFactory) -> str:
-    def prompts(table: pa.Table) -> pa.Table:
-        texts = [NASTY[i % len(NASTY)] for i in range(table.num_rows)]
-        where = table.schema.get_field_index("prompt")
-        return table.set_column(where, "prompt", pa.array(texts, pa.string()))
-
-    results = tmp_path_factory.mktemp("nasty")
-    return html_text(gather(write_judged(results, prompts=prompts, changes=(OUTLIER,))))
+    return html_text(nasty_material(tmp_path_factory.mktemp("nasty")))
 
 
 def test_nothing_is_loaded_and_nothing_runs(page: Page) -> None:
@@ -136,6 +126,14 @@ def test_secrets_in_a_folders_spec_are_hidden_although_a_spec_with_one_is_refuse
     assert "OMP_NUM_THREADS" in written
 
 
+@pytest.mark.parametrize("which", ["text", "nasty"])
+def test_the_page_is_valid_html(which: str, request: pytest.FixtureRequest) -> None:
+    """By the parser of the HTML standard: it names every parse error instead of mending it."""
+    parser = html5lib.HTMLParser(namespaceHTMLElements=False)
+    parser.parse(request.getfixturevalue(which))
+    assert [error for _, error, _ in parser.errors] == []
+
+
 def test_html_in_a_prompt_stays_text(nasty: str) -> None:
     page = Page(nasty)
     assert not [t for t, _ in page.tags if t in ("script", "img")]
@@ -188,27 +186,75 @@ def test_attempts_of_a_launch_follow_each_other_in_the_timeline() -> None:
     assert second.phases == (("placed", 4, 6), ("loading", 6, 7), ("running", 7, 9))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("which", ["text", "nasty"])
-def test_chromium_draws_the_page_without_a_complaint(
-    which: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    written = request.getfixturevalue(which)
-    (tmp_path / "page.html").write_text(written, encoding="utf-8")
-    done = subprocess.run(
+def chromium(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Open a page in a browser without a screen and a profile of its own."""
+    return subprocess.run(
         [
             str(CHROMIUM),
-            *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            *("--enable-logging=stderr", "--window-size=1000,2000"),
-            f"--screenshot={tmp_path / 'page.png'}",
-            f"file://{tmp_path / 'page.html'}",
+            f"--user-data-dir={page.parent / 'profile'}",
+            "--enable-logging=stderr",
+            *flags,
+            f"file://{page}",
         ],
         capture_output=True,
         text=True,
         timeout=55,
         check=False,
     )
+
+
+# Pieces of text that lie upon each other, and how far the page is wider than its window. Labels of
+# one chart and cells of one table are neighbours by design; each is measured where it is drawn.
+MEASURE = """<script>
+const boxes = [...document.querySelectorAll("h1,h2,h3,p,th,td,figcaption,summary,svg text")]
+  .filter(e => e.textContent.trim() && e.checkVisibility())
+  .map(e => { const r = document.createRange(); r.selectNodeContents(e);
+              const b = e instanceof SVGElement ? e.getBoundingClientRect()
+                                                : r.getBoundingClientRect();
+              return [e, b]; }).filter(([e, b]) => b.width > 0 && b.height > 0);
+const found = [];
+for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+  const [e, a] = boxes[i], [f, b] = boxes[j];
+  if (e.contains(f) || f.contains(e)) continue;
+  const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+  const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+  if (x > 2 && y > 2) found.push(e.textContent.trim() + " | " + f.textContent.trim());
+}
+const root = document.documentElement;
+document.title = "measured " + JSON.stringify(
+  {overlapping: found.slice(0, 5), wider: root.scrollWidth - root.clientWidth, n: boxes.length});
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [700, 1200])
+@pytest.mark.parametrize("which", ["text", "nasty"])
+def test_nothing_overlaps_or_sticks_out(
+    which: str, width: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    written = request.getfixturevalue(which)
+    # the page itself allows no script; this copy may run the one that measures it
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", written)
+    page = tmp_path / "page.html"
+    page.write_text(free.replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+    done = chromium(page, f"--window-size={width},2000", "--dump-dom")
+    found = re.search(r"<title>measured (.*?)</title>", done.stdout, re.DOTALL)
+    assert found is not None, done.stderr[-2000:]
+    measured = json.loads(html.unescape(found[1]))
+    assert measured["n"] > 50
+    assert measured["overlapping"] == []
+    assert measured["wider"] <= 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("which", ["text", "nasty"])
+def test_chromium_draws_the_page_without_a_complaint(
+    which: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(request.getfixturevalue(which), encoding="utf-8")
+    done = chromium(page, "--window-size=1000,2000", f"--screenshot={tmp_path / 'page.png'}")
     assert "CONSOLE" not in done.stderr
     assert (tmp_path / "page.png").stat().st_size > 20_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from lxml import etree
 from prometheus_client.parser import text_string_to_metric_families
 
 from raytest.report.junit import junit_xml
@@ -15,9 +15,17 @@ from raytest.report.markdown import MOST_BYTES, markdown_text
 from raytest.report.material import Material, gather
 from raytest.report.prometheus import prometheus_text
 from raytest.report.quarantine import quarantine_text
+from raytest.report.terminal import screen_lines
 from raytest.report.write import write_in_folder, write_reports
 from raytest.store import RunFolder
-from tests.support.judged import OUTLIER, broken_value, judge_again, planted, write_judged
+from tests.support.judged import (
+    OUTLIER,
+    broken_value,
+    judge_again,
+    nasty_material,
+    planted,
+    write_judged,
+)
 from tests.support.make_run import plant, swap_token
 
 XSD = Path(__file__).parents[1] / "support" / "junit.xsd"
@@ -59,18 +67,10 @@ def cases(text: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-def hold_to_schema(text: str, path: Path) -> None:
-    if shutil.which("xmllint") is None:
-        pytest.skip("xmllint is not installed")
-    path.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        ["xmllint", "--noout", "--schema", str(XSD), str(path)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def hold_to_schema(text: str) -> None:
+    """Raises where the text is no valid JUnit file, with line and element."""
+    schema = etree.XMLSchema(etree.parse(XSD))
+    schema.assertValid(etree.fromstring(text.encode()))
 
 
 def test_junit_blames_the_wrong_slot_and_its_variant_alone(material: Material) -> None:
@@ -98,8 +98,8 @@ def test_junit_calls_what_is_missing_an_error_never_a_pass(partial: Material) ->
 def test_junit_is_valid_for_a_strict_reader(
     material: Material, partial: Material, tmp_path: Path
 ) -> None:
-    hold_to_schema(junit_xml(material), tmp_path / "a.xml")
-    hold_to_schema(junit_xml(partial), tmp_path / "b.xml")
+    hold_to_schema(junit_xml(material))
+    hold_to_schema(junit_xml(partial))
 
 
 def test_a_missed_control_makes_an_error(tmp_path: Path) -> None:
@@ -263,3 +263,37 @@ def test_reports_of_equal_results_are_equal(tmp_path: Path) -> None:
     judge_again(two.folder)
     for form in (junit_xml, prometheus_text, markdown_text, quarantine_text):
         assert form(one) == form(gather(two.folder))
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return nasty_material(tmp_path_factory.mktemp("nasty"))
+
+
+FORMS = {
+    "terminal": lambda m: "\n".join(screen_lines(m, 80)),
+    "junit": junit_xml,
+    "markdown": markdown_text,
+    "prometheus": prometheus_text,
+    "quarantine": quarantine_text,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_prompt_harms_a_report(nasty: Material, form: str) -> None:
+    """HTML, escape sequences, text that turns the line around, a megabyte: in prompts and in what
+    was generated."""
+    text = FORMS[form](nasty)
+    assert len(text) < 1_000_000
+    assert not set(text) & set("\x1b\x07\u202e\u202c")
+    if form == "junit":
+        hold_to_schema(text)
+    elif form == "prometheus":
+        assert list(text_string_to_metric_families(text))
+    elif form == "markdown":
+        # inside a fence nothing is markup; a prompt with a fence of its own must not end it
+        outside = re.sub(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert "alert(" in text
+        assert not re.search(r"<script|</details>.*alert|alert\(", outside)
+    elif form == "quarantine":
+        assert "GPU-1-2" in text
