@@ -13,6 +13,7 @@ from raytest.report.quarantine import isolated
 from raytest.report.spread import SPREAD_HEADER, spread_rows
 from raytest.report.streams import Side, Streams, divergent_rows, streams
 from raytest.report.table import printable
+from raytest.report.validation import batch_invariance
 
 MOST_BYTES = 1 << 20
 MOST_LINES = 50
@@ -32,6 +33,7 @@ def markdown_text(material: Material) -> str:
     document = material.document
     parts = [
         *_head(material),
+        *_validation(material),
         *_axes(document["axes"]),
         *_spread(document["axes"]),
         *_list("Why", document["reasons"]),
@@ -59,6 +61,12 @@ def _head(material: Material) -> Iterator[str]:
         f"{coverage['n_tokens']} tokens; {trials_words(trials)}; "
         f"controls caught {caught} of {len(document['controls'])}.\n"
     )
+
+
+def _validation(material: Material) -> Iterator[str]:
+    said = batch_invariance(material)
+    if said is not None:
+        yield f"**{_inline(said)}**\n"
 
 
 def _axes(axes: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -297,3 +297,41 @@ def test_no_prompt_harms_a_report(nasty: Material, form: str) -> None:
         assert not re.search(r"<script|</details>.*alert|alert\(", outside)
     elif form == "quarantine":
         assert "GPU-1-2" in text
+
+
+ARRANGED = """
+[placement]
+scope = "one"
+[trials]
+arrangements = ["batch", "solo"]
+[determinism]
+level = 4
+[gates]
+arrangement = "bitwise"
+"""
+
+
+def test_a_batch_invariant_model_is_validated_in_one_sentence(tmp_path: Path) -> None:
+    text = markdown_text(gather(write_judged(tmp_path, text=ARRANGED)))
+    assert (
+        "Validated: synthetic:tiny (bfloat16) on H200, vLLM 0.32, level 4: all 12 requests give"
+    ) in text.replace("\\", "")
+    assert "(batch, solo)" in text.replace("\\", "")
+
+
+def test_one_that_is_not_is_told_with_the_first_module_where_it_is_known(tmp_path: Path) -> None:
+    wrong = plant(swap_token(5), arrangement="solo", request=range(3))
+    folder = write_judged(tmp_path, text=ARRANGED, changes=(wrong,))
+    text = markdown_text(gather(folder)).replace("\\", "")
+    assert "Not batch-invariant: synthetic:tiny (bfloat16) on H200" in text
+    assert "3 of 12 requests differ" in text
+    assert "'raytest localize run' names the first module" in text
+    pair = folder.path / "activations" / "pair"
+    pair.mkdir(parents=True)
+    (pair / "localization.json").write_text('{"finding": "found", "module": "model.norm"}')
+    text = markdown_text(gather(folder)).replace("\\", "")
+    assert "the first module that differs on equal input is model.norm" in text
+
+
+def test_a_run_that_does_not_ask_is_not_validated(material: Material) -> None:
+    assert "alidated" not in markdown_text(material)
