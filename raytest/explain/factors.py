@@ -204,7 +204,7 @@ def _launch(processes: Mapping[Process, Mapping[str, str]]) -> dict[str, dict[in
     values: dict[str, dict[int, str]] = {}
     for rank in sorted(ranks):
         for key, value in by_position(ranks[rank]).items():
-            device = _DEVICE.fullmatch(key)
+            device = _DEVICE.fullmatch(key) if key.startswith("gpu[") else None
             if device:
                 # the actor is the first, and sees every GPU of the slot on its node
                 values.setdefault(f"gpu.{device[2]}", {}).setdefault(int(device[1]), value)

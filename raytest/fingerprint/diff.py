@@ -87,10 +87,14 @@ def by_position(facts: Mapping[str, str]) -> dict[str, str]:
 
     Two processes on GPU 3 and GPU 5 of their nodes are compared as first with first.
     """
-    indices = sorted({int(m[1]) for k in facts if (m := _GPU_KEY.match(k))})
+    # most keys are not a GPU's, and a fleet has a million of them
+    own_keys = {k: v for k, v in facts.items() if k.startswith("gpu.")}
+    if not own_keys:
+        return dict(facts)
+    indices = sorted({int(m[1]) for k in own_keys if (m := _GPU_KEY.match(k))})
     place = {index: i for i, index in enumerate(indices)}
-    renamed = {}
-    for key, value in facts.items():
+    renamed = {k: v for k, v in facts.items() if k not in own_keys}
+    for key, value in own_keys.items():
         own, pair = _GPU_KEY.match(key), _PAIR_KEY.match(key)
         if own:
             key = f"gpu[{place[int(own[1])]}].{own[2]}"
