@@ -13,9 +13,11 @@ from raytest import __version__
 from raytest.cli_archive import ARCHIVE
 from raytest.cli_environment import ENVIRONMENT
 from raytest.cli_explain import EXPLAIN
+from raytest.cli_isolate import ISOLATE
 from raytest.cli_replay import replay, replay_after_run
 from raytest.errors import ExitCode, RaytestError, UsageError
 from raytest.options import (
+    ENGINE_STARTS,
     address_option,
     format_option,
     print_lines,
@@ -128,6 +130,15 @@ def plan(spec_file: str, address: str, overrides: tuple[str, ...], output: str) 
 )
 @click.option("--resume", is_flag=True, help="Take up the run --run-id (default: the latest).")
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--explain", is_flag=True, help="Run again to find what fails a gate.")
+@click.option(
+    "--explain-budget",
+    type=click.IntRange(min=1),
+    default=ENGINE_STARTS,
+    show_default=True,
+    metavar="N",
+    help="Most engine starts of --explain.",
+)
 def run(
     spec_file: str,
     address: str,
@@ -137,14 +148,20 @@ def run(
     run_id: str | None,
     resume: bool,
     quiet: bool,
+    explain: bool,
+    explain_budget: int,
 ) -> None:
     """Run SPEC (a file or a preset), compare, and judge; the exit code is the verdict.
+
+    With --explain each failed gate is followed by explain, isolate and localize; what they find
+    stands in the run folder (diagnosis.json), the terminal and the reports.
 
     Example: raytest run my.toml --address auto --run-id tonight
     """
     spec, source = _load(spec_file, overrides)
     base = os.path.dirname(os.path.abspath(spec_file))
-    _run(spec, source, address, results, run_id, resume, base, output, quiet)
+    budget = explain_budget if explain else 0
+    _run(spec, source, address, results, run_id, resume, base, output, quiet, budget)
 
 
 @cli.command()
@@ -254,6 +271,7 @@ def _run(
     base_dir: str,
     output: str,
     quiet: bool,
+    explain_budget: int = 0,
 ) -> None:
     from raytest.baseline_check import amender
     from raytest.console import progress_for
@@ -272,13 +290,23 @@ def _run(
             progress=progress,
         )
     document = judge(outcome.folder, outcome.evaluation, amend(outcome.folder))
+    if explain_budget:
+        from raytest.diagnosis import diagnose
+
+        diagnose(
+            outcome.folder,
+            document,
+            address,
+            explain_budget,
+            lambda line: click.echo(line, err=True),
+        )
     write_reports(outcome.folder)
     if spec.trials.replay:
         replay_after_run(outcome.folder, address)
     show_verdict(document, output, outcome.folder)
 
 
-for command in (*ARCHIVE, *ENVIRONMENT, *EXPLAIN, replay):
+for command in (*ARCHIVE, *ENVIRONMENT, *EXPLAIN, *ISOLATE, replay):
     cli.add_command(command)
 
 

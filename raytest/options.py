@@ -48,6 +48,11 @@ def address_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+# Engine starts that a search for a cause may take unless told otherwise: one cause among a hundred
+# settings takes twelve, and a replay with hooks three.
+ENGINE_STARTS = 16
+
+
 def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--set KEY=VALUE``: overrides of the spec."""
     return click.option(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raytest.engines.base import Engine, EngineConfig, Request
 from raytest.engines.trace import Trace, TraceJob
 from raytest.errors import CellError, RaytestError
+from raytest.fingerprint.knobs import is_relevant
 from raytest.fingerprint.knobs_data import REWRITTEN_WHEN_BATCH_INVARIANT
 from raytest.scoring import ScoreJob
 from raytest.seeding import compare_audits, seed_everything, state_digests
@@ -228,7 +229,9 @@ class Worker:
         """Hold a rank to its variables and its device; the variables it has."""
         config = self._job.config
         seen = {k.removeprefix("env."): v for k, v in facts.items() if k.startswith("env.")}
-        _check_environment(self._job.env, seen, f"rank {rank}")
+        # a rank records what determinism may depend on, and no other variable
+        wanted = {k: v for k, v in self._job.env.items() if is_relevant(k)}
+        _check_environment(wanted, seen, f"rank {rank}")
         uuid = facts.get("device.uuid")
         if uuid and config.device_kind == "gpu" and uuid != config.device_uuids[rank]:
             raise CellError(

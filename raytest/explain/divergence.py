@@ -78,7 +78,7 @@ def find_divergence(folder: RunFolder, pair: tuple[str, str] | None) -> Divergen
     row = _earliest(folder)
     if row is None:
         return None
-    a, b = (_side(plan, row[key]) for key in ("reference_member", "member"))
+    a, b = (side_named(plan, row[key]) for key in ("reference_member", "member"))
     payloads = folder.payloads([row["reference_payload_id"], row["payload_id"]])
     return Divergence(
         a,
@@ -110,7 +110,8 @@ def _earliest(folder: RunFolder) -> dict[str, Any] | None:
     return min(known, key=lambda row: int(row["first_divergence"]), default=None)
 
 
-def _side(plan: Plan, name: str) -> Side:
+def side_named(plan: Plan, name: str) -> Side:
+    """The side that verdicts.parquet names (cell, launch and trial). Raises StoreError."""
     cell_id, _, place = name.rpartition("/")
     launch, _, trial = place.partition("-")
     for cell in plan.cells:

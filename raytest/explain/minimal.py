@@ -1,4 +1,5 @@
-"""The smallest set of changes that flips an outcome, asked of an oracle as seldom as possible. Pure.
+"""The smallest set of changes that flips an outcome, asked of an oracle as seldom as possible.
+Pure.
 
 Delta debugging (Zeller and Hildebrandt, IEEE TSE 28 (2002)) with the order of questions of
 QuickXplain (Junker, AAAI 2004): a cause among n changes costs log2(n) questions where ddmin's
@@ -57,16 +58,10 @@ def expected_questions(n: int) -> int:
     return 3 if n <= 1 else 4 + math.ceil(math.log2(n))
 
 
-def steady(once: Callable[[], bool | None], times: int, most: int) -> Answer:
-    """Ask ``times`` times; where the answers disagree go on to ``most``, and say UNSURE unless one
-    side has nine tenths. None (no answer) is UNSURE."""
-    said: list[bool] = []
-    while len(said) < times or (len(set(said)) > 1 and len(said) < most):
-        one = once()
-        if one is None:
-            return Answer.UNSURE
-        said.append(one)
-    return verdict_of(said)
+def ask_more(said: Sequence[bool], times: int, most: int) -> bool:
+    """Whether another repeat is wanted: up to ``times``, and where the answers disagree up to
+    ``most``."""
+    return len(said) < times or (len(set(said)) > 1 and len(said) < most)
 
 
 def verdict_of(said: Sequence[bool]) -> Answer:

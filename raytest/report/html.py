@@ -10,6 +10,7 @@ from typing import Any
 from raytest.report import charts
 from raytest.report.agreement import Agreement, cell_agreement
 from raytest.report.decode import decoder
+from raytest.report.diagnosis import diagnosis_lines, diagnosis_of
 from raytest.report.environment import fingerprint_differences
 from raytest.report.facts import bound_words, duration_s, duration_words, percent, trials_words
 from raytest.report.material import Material, axis_verdict
@@ -57,6 +58,7 @@ def html_text(material: Material) -> str:
         axes=[_axis(a) for a in document["axes"]],
         spread_header=SPREAD_HEADER,
         spread=spread_rows(document["axes"]),
+        diagnosis=diagnosis_lines(diagnosis_of(material.folder)),
         suspects=list(isolated(material)),
         findings=_findings(document["findings"]),
         next_steps=next_steps(document, material.run_id, material.judged),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raytest.report.decode import decoder
+from raytest.report.diagnosis import diagnosis_lines, diagnosis_of
 from raytest.report.facts import bound_words, trials_words
 from raytest.report.material import Material, axis_verdict
 from raytest.report.quarantine import isolated
@@ -26,7 +27,8 @@ def screen_lines(material: Material, width: int | None = None) -> list[str]:
     shown = next(iter(streams(material, rows, decoder(material.spec))), None)
     suspects = [f"{entity}: {why}" for entity, why in isolated(material)]
     where = str(material.folder.path)
-    lines = _screen(material.document, where, material.judged, suspects, shown)
+    proved = diagnosis_lines(diagnosis_of(material.folder))
+    lines = _screen(material.document, where, material.judged, suspects, shown, proved)
     return _wrapped(lines, width)
 
 
@@ -42,6 +44,7 @@ def _screen(
     judged: bool,
     suspects: Sequence[str],
     shown: Streams | None,
+    proved: Sequence[str] = (),
 ) -> list[str]:
     name = "+".join(map(str, document["run"]["run_ids"]))
     lines = [*_table(document["axes"]), ""]
@@ -55,6 +58,7 @@ def _screen(
         lines += _worst(document["axes"])
     if document.get("baseline"):
         lines.append(_baseline(document["baseline"]))
+    lines += [f"proved {x}" for x in proved]
     lines.append(_coverage(document))
     if where:
         lines.append(f"run folder: {where}")

@@ -12,9 +12,9 @@ from raytest.explain.minimal import (
     Answer,
     BudgetOverError,
     Ending,
+    ask_more,
     expected_questions,
     minimal_set,
-    steady,
     verdict_of,
 )
 
@@ -108,6 +108,13 @@ def test_an_unsure_answer_is_never_taken_for_a_cause() -> None:
     assert minimal_set(NAMES, lambda _: Answer.UNSURE).ending is Ending.UNSURE
 
 
+def steady(once: Callable[[], bool], times: int, most: int) -> Answer:
+    said: list[bool] = []
+    while ask_more(said, times, most):
+        said.append(once())
+    return verdict_of(said)
+
+
 def flaky(rate: float, seed: int, truth: bool) -> Callable[[], bool]:
     rng = random.Random(seed)
     return lambda: truth if rng.random() >= rate else not truth
@@ -124,4 +131,9 @@ def test_one_slip_in_ten_repeats_does_not_hide_the_answer() -> None:
     assert verdict_of([False] * 9 + [True]) is Answer.DIFFERENT
     assert verdict_of([True, False]) is Answer.UNSURE
     assert verdict_of([]) is Answer.UNSURE
-    assert steady(lambda: None, 2, 5) is Answer.UNSURE
+
+
+def test_answers_that_disagree_are_asked_on_and_those_that_agree_are_not() -> None:
+    assert not ask_more([True] * 3, 3, 10)
+    assert ask_more([True, False, True], 3, 10)
+    assert not ask_more([True, False] * 5, 3, 10)
