@@ -9,6 +9,7 @@ proves the outcome.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -98,13 +99,32 @@ def _start_local(cluster: ClusterSpec) -> Any:
     gpus = _local_gpu_indices()
     nodes = Cluster(shutdown_at_exit=True)
     try:
-        for i, node in enumerate(cluster.nodes_named()):
-            share = gpus[i :: len(cluster.nodes)] if gpus else []
-            nodes.add_node(**_node_arguments(node, share))
+        with _apart_from_our_signals():
+            for i, node in enumerate(cluster.nodes_named()):
+                share = gpus[i :: len(cluster.nodes)] if gpus else []
+                nodes.add_node(**_node_arguments(node, share))
     except (RuntimeError, TimeoutError, OSError, ValueError) as error:
         nodes.shutdown()
         raise UnavailableError(f"Ray did not start here: {str(error).splitlines()[0]}") from None
     return nodes
+
+
+@contextlib.contextmanager
+def _apart_from_our_signals() -> Iterator[None]:
+    """Ray processes started inside the block get a session of their own.
+
+    Ctrl-C and ``timeout`` signal the whole process group: a head that dies of it leaves a run
+    waiting for Ray's own time limits instead of ending its workers in good order. Ray has no
+    setting for it.
+    """
+    from ray._private import services
+
+    original = services.ConsolePopen
+    services.ConsolePopen = functools.partial(original, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = original
 
 
 def _node_arguments(node: NodeSpec, gpus: Sequence[str]) -> dict[str, Any]:

@@ -41,6 +41,13 @@ class StoreError(UsageError):
     version."""
 
 
+class DiskError(StoreError):
+    """A run folder that cannot be written now: a full disk, a quota, no permission. What is
+    finished stays; once there is room, ``--resume`` goes on."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
 class NotComparableError(RaytestError):
     """Fingerprints, workloads or a baseline that don't allow the comparison that was asked for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from raytest import cluster
 from raytest.configure import Target, check_spec, choose_executor, target_of
 from raytest.digest import json_digest
 from raytest.driver import this_driver
-from raytest.errors import ExitCode, NotComparableError, RaytestError, UsageError
+from raytest.errors import DiskError, ExitCode, NotComparableError, RaytestError, UsageError
 from raytest.execution import Progress, Run, execute
 from raytest.inventory import Inventory, inventory_to_json
 from raytest.plan import Plan, make_plan, plan_to_json
@@ -293,8 +293,10 @@ def _status(folder: RunFolder) -> Iterator[None]:
         yield
     except RaytestError as error:
         code = ExitCode(error.exit_code)
-        folder.write_manifest(status=code.name.lower(), ended_at=datetime.now(UTC).isoformat())
-        folder.event("stopped", reason=str(error), exit_code=int(code))
+        # on a full disk not even this can be noted; the error itself must reach the user
+        with suppress(DiskError):
+            folder.write_manifest(status=code.name.lower(), ended_at=datetime.now(UTC).isoformat())
+            folder.event("stopped", reason=str(error), exit_code=int(code))
         raise
     folder.write_manifest(status="finished", ended_at=datetime.now(UTC).isoformat())
 

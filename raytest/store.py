@@ -7,6 +7,7 @@ refers to.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytest.errors import StoreError
+from raytest.errors import DiskError, StoreError
 from raytest.schema import (
     READABLE_SCHEMA_VERSIONS,
     SCHEMA_VERSION,
@@ -255,12 +256,16 @@ class RunFolder:
     # events and verdict ---------------------------------------------------------------------------
 
     def event(self, name: str, /, **fields: Any) -> None:
-        """Append one line to events.jsonl and flush it to disk."""
+        """Append one line to events.jsonl and flush it to disk. Raises DiskError."""
         line = {"time": datetime.now(UTC).isoformat(), "event": name, **fields}
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=True, default=str) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        path = self.path / "events.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=True, default=str) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _unwritable(path, error) from None
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The events so far; a half-written last line is passed over."""
@@ -447,6 +452,14 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def _unwritable(path: Path, error: OSError) -> DiskError:
+    """The error for a file or folder that cannot be written, with what to do about it."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason += "; make room there, then the run goes on with --resume"
+    return DiskError(f"{path}: cannot be written: {reason}")
+
+
 class _Atomic:
     """A temporary file beside ``path`` that takes its place when the block ends well."""
 
@@ -458,7 +471,7 @@ class _Atomic:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{self._path.parent}: cannot be made: {error.strerror}") from None
+            raise _unwritable(self._path.parent, error) from None
         return self._temporary
 
     def __exit__(
@@ -471,10 +484,8 @@ class _Atomic:
                 os.replace(self._temporary, self._path)
                 return
         except OSError as failure:
-            raise StoreError(f"{self._path}: cannot be written: {failure.strerror}") from None
+            raise _unwritable(self._path, failure) from None
         finally:
             self._temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise StoreError(
-                f"{self._path}: cannot be written: {error.strerror or error}"
-            ) from None
+            raise _unwritable(self._path, error) from None
