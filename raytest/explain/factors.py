@@ -189,12 +189,17 @@ def _launches(table: pa.Table) -> dict[tuple[str, int], dict[str, dict[int, str]
     """
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     processes: dict[tuple[str, int], dict[Process, dict[str, str]]] = {}
+    facts: dict[str, str] = {}
+    last: tuple[str, int, int, int] | None = None
     for cell, launch, attempt, rank, key, value in zip(
         *(columns[c] for c in ("cell_id", "launch", "attempt", "rank", "key", "value")),
         strict=True,
     ):
-        own = processes.setdefault((cell, launch), {})
-        own.setdefault((cell, attempt, rank), {})[key] = value
+        place = cell, launch, attempt, rank
+        if place != last:  # a process' rows follow each other
+            own = processes.setdefault((cell, launch), {})
+            facts, last = own.setdefault((cell, attempt, rank), {}), place
+        facts[key] = value
     return {key: _launch(own) for key, own in processes.items()}
 
 
@@ -223,6 +228,9 @@ def _columns(launches: Mapping[tuple[str, int], Values]) -> dict[str, dict[tuple
     apart: dict[str, int] = {}
     for row, values in launches.items():
         for key, by_rank in values.items():
+            if len(by_rank) == 1:
+                (columns.setdefault(key, {})[row],) = by_rank.values()
+                continue
             distinct = sorted(set(by_rank.values()))
             columns.setdefault(key, {})[row] = " + ".join(distinct)
             if len(distinct) > 1:
