@@ -104,7 +104,7 @@ def configure(
     level, profile = spec.level(variant), spec.profile(variant)
     reference = spec.backend == "reference"
     executor = "uni" if reference else choose_executor(variant, cell.slot, target)
-    env = {**level_env(level, threads=spec.determinism.threads), "HF_HUB_OFFLINE": "1"}
+    env = {**level_env(level, threads=_threads(spec, variant)), "HF_HUB_OFFLINE": "1"}
     if not reference:
         env.update(profile_env(profile, target.platform, target.vllm))
     if not model_path.startswith(("/", "synthetic:")):
@@ -133,6 +133,14 @@ def configure(
         fault=variant.fault,
     )
     return config, env
+
+
+def _threads(spec: Spec, variant: Variant) -> int:
+    """Threads that a level fixes. A variant's own OMP_NUM_THREADS counts for all libraries: with
+    MKL, torch takes MKL's number for OpenMP too (ATen, ParallelOpenMP.cpp, ``init_num_threads``),
+    so that a lower MKL_NUM_THREADS would make the variant's setting void without a word."""
+    own = variant.env.get("OMP_NUM_THREADS", "")
+    return int(own) if own.isdigit() and int(own) > 0 else spec.determinism.threads
 
 
 def with_fault(config: EngineConfig, fault: dict[str, Any]) -> EngineConfig:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from raytest.configure import Target, check_spec
+from raytest.configure import Target, check_spec, configure
 from raytest.errors import UsageError
+from raytest.plan import make_plan
+from raytest.seeding import THREAD_VARIABLES
 from raytest.spec_file import parse_spec
+from tests.support.make_run import inventory
 
 SPEC = """
 name = "t"
@@ -52,3 +55,20 @@ def test_what_profiles_and_levels_set_themselves_is_accepted() -> None:
 def test_a_variable_that_this_vllm_ignores_is_refused_with_the_right_name() -> None:
     with pytest.raises(UsageError, match=r"VLLM_ATTENTION_BACKEND.*attention_backend"):
         check("strict", 'env = { VLLM_ATTENTION_BACKEND = "FLASH_ATTN" }')
+
+
+@pytest.mark.parametrize(
+    ("variant", "threads"),
+    [
+        ("", ["1", "1", "1"]),
+        ('env = { OMP_NUM_THREADS = "2" }', ["2", "2", "2"]),
+        ('env = { OMP_NUM_THREADS = "2", MKL_NUM_THREADS = "4" }', ["2", "4", "2"]),
+    ],
+)
+def test_a_variants_threads_count_for_every_library_unless_it_says_otherwise(
+    variant: str, threads: list[str]
+) -> None:
+    spec = parse_spec(SPEC.format(profile="strict", variant=variant), "s.toml")
+    (cell, *_) = make_plan(spec, inventory(1, 1)).cells
+    _, env = configure(spec, cell, CUDA, model_path="/m", tokenizer_path="/m")
+    assert [env[name] for name in THREAD_VARIABLES] == threads
