@@ -1,4 +1,5 @@
-"""Commands that run again to prove a cause or find a cure: isolate, tighten."""
+"""Commands that run again to prove a suspicion or a cause, or to find a cure: retest, isolate,
+tighten."""
 
 from __future__ import annotations
 
@@ -93,8 +94,39 @@ def tighten(
     raise SystemExit(document["exit_code"])
 
 
+@click.command()
+@click.argument("run_name", metavar="RUN")
+@click.option(
+    "--times",
+    type=click.IntRange(2, 1000),
+    default=5,
+    show_default=True,
+    help="Repeats an engine start: 5 that are equal still allow a rate of 52% (95%), 20 of 17%.",
+)
+@address_option
+@results_option
+@format_option
+def retest(run_name: str, times: int, address: str, results: str, output: str) -> None:
+    """Run the suspects of RUN again: on the same devices, on others, with ranks swapped.
+
+    Says how often each stands outside the majority of the run's other slots again, with an exact
+    interval, and whether that follows the device. RUN's verdict stays as it was; what was seen is
+    kept in RUN's folder, beside what earlier calls saw. The exit code is 0 where every engine
+    answered, whatever it found, and 3 where one did not.
+
+    Example: raytest retest last-night --times 20 --address auto
+    """
+    from raytest.explain.retest import lines_of, retest_run
+    from raytest.store import RunFolder, find_run
+
+    folder = RunFolder.open(find_run(results, run_name))
+    document = retest_run(folder, address, _tell, times=times)
+    show(output, lambda: document, lambda: lines_of(document))
+    raise SystemExit(document["exit_code"])
+
+
 def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-ISOLATE = (isolate, tighten)
+ISOLATE = (retest, isolate, tighten)

@@ -58,10 +58,17 @@ def recorded(
     kind = {t.trial for t in folder.plan().trials if t.arrangement == side.trial.arrangement}
     for cell_id, launch, trial in sorted(folder.finished_trials()):
         if cell_id == side.cell.cell_id and trial in kind:
-            for key, digests in _digests(folder.read_trial((cell_id, launch, trial), _COLUMNS)):
+            for key, digests in digests_of(folder, (cell_id, launch, trial)):
                 seen.setdefault(key, set()).add(digests)
     steady = {key: next(iter(found)) for key, found in seen.items() if len(found) == 1}
     return steady, len(seen) - len(steady)
+
+
+def digests_of(
+    folder: RunFolder, key: tuple[str, int, int]
+) -> list[tuple[tuple[str, int], tuple[bytes, bytes]]]:
+    """Token and logprob digest of each request and sample of one trial that gave a result."""
+    return _digests(folder.read_trial(key, _COLUMNS))
 
 
 def _digests(table: pa.Table) -> list[tuple[tuple[str, int], tuple[bytes, bytes]]]:

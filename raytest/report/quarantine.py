@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from raytest.report.material import Material
 from raytest.report.table import printable
+from raytest.store import read_json
 
 
 def quarantine_text(material: Material) -> str:
@@ -20,13 +21,27 @@ def quarantine_text(material: Material) -> str:
 def isolated(material: Material) -> Iterator[tuple[str, str]]:
     """Device UUIDs and hostnames, each once, with where it is and all reasons."""
     found: dict[tuple[str, str], dict[str, None]] = {}
+    again = _retests(material)
     for finding in material.document["findings"]:
         if finding["severity"] == "isolate":
             why = f"{finding['code']}: {finding['detail']}"
             for place in _places(finding["code"], finding["entities"], material):
                 found.setdefault(place, {})[why] = None
+            for entity in finding["entities"]:
+                for place in _places(finding["code"], [entity], material):
+                    found[place].update(dict.fromkeys(again.get(entity, ())))
     for (entity, where), reasons in found.items():
         yield entity, f"{where}{material.run_id}: {'; '.join(reasons)}"
+
+
+def _retests(material: Material) -> dict[str, list[str]]:
+    """What running suspects again said, by slot or node, in the order in which it was done."""
+    said: dict[str, list[str]] = {}
+    numbered = (material.folder.path / "retest").glob("*.json")
+    for path in sorted(numbered, key=lambda p: (len(p.stem), p.stem)):
+        for suspect in read_json(path).get("suspects", ()):
+            said.setdefault(suspect["entity"], []).append(f"run again: {suspect['conclusion']}")
+    return said
 
 
 def _places(code: str, entities: Sequence[str], material: Material) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -335,3 +336,16 @@ def test_one_that_is_not_is_told_with_the_first_module_where_it_is_known(tmp_pat
 
 def test_a_run_that_does_not_ask_is_not_validated(material: Material) -> None:
     assert "alidated" not in markdown_text(material)
+
+
+def test_a_suspect_that_was_run_again_says_so_in_every_list(tmp_path: Path) -> None:
+    material = planted(tmp_path)
+    kept = material.folder.path / "retest"
+    kept.mkdir()
+    said = "reproduced in 5 of 5 repeats; it follows the device"
+    (kept / "1.json").write_text(
+        json.dumps({"suspects": [{"entity": "node-1:2", "conclusion": said}]})
+    )
+    for text in (quarantine_text(material), markdown_text(material).replace("\\", "")):
+        assert f"run again: {said}" in text
+    assert any(f"run again: {said}" in line for line in screen_lines(material))
