@@ -15,6 +15,7 @@ from raytest.cli_environment import ENVIRONMENT
 from raytest.cli_explain import EXPLAIN
 from raytest.cli_isolate import ISOLATE
 from raytest.cli_replay import replay, replay_after_run
+from raytest.cli_selftest import selftest
 from raytest.errors import ExitCode, RaytestError, UsageError
 from raytest.options import (
     ENGINE_STARTS,
@@ -306,7 +307,7 @@ def _run(
     show_verdict(document, output, outcome.folder)
 
 
-for command in (*ARCHIVE, *ENVIRONMENT, *EXPLAIN, *ISOLATE, replay):
+for command in (*ARCHIVE, *ENVIRONMENT, *EXPLAIN, *ISOLATE, replay, selftest):
     cli.add_command(command)
 
 

@@ -74,7 +74,7 @@ class Worker:
         node_id = ray.get_runtime_context().get_node_id()
         if node_id != self._job.node_id:
             raise CellError(f"planned on node {self._job.node_id}, but runs on {node_id}")
-        _check_environment(self._job.env, os.environ, "the actor")
+        check_environment(self._job.env, os.environ, "the actor")
         config = self._job.config
         uuids = _visible_gpus() if config.device_kind == "gpu" else list(config.device_uuids)
         if config.device_kind == "gpu" and uuids and uuids != list(config.device_uuids):
@@ -231,7 +231,7 @@ class Worker:
         seen = {k.removeprefix("env."): v for k, v in facts.items() if k.startswith("env.")}
         # a rank records what determinism may depend on, and no other variable
         wanted = {k: v for k, v in self._job.env.items() if is_relevant(k)}
-        _check_environment(wanted, seen, f"rank {rank}")
+        check_environment(wanted, seen, f"rank {rank}")
         uuid = facts.get("device.uuid")
         if uuid and config.device_kind == "gpu" and uuid != config.device_uuids[rank]:
             raise CellError(
@@ -252,7 +252,9 @@ def rewritten(wanted: Mapping[str, str], seen: Mapping[str, str]) -> dict[str, s
     }
 
 
-def _check_environment(wanted: Mapping[str, str], seen: Mapping[str, str], process: str) -> None:
+def check_environment(wanted: Mapping[str, str], seen: Mapping[str, str], process: str) -> None:
+    """Raise CellError for the first variable that ``process`` has otherwise than demanded, or not
+    at all."""
     tolerated = rewritten(wanted, seen) if process != "the actor" else {}
     for name, value in wanted.items():
         found = seen.get(name)

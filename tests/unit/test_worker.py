@@ -12,7 +12,7 @@ from raytest.engines.base import Completion, EngineConfig, Request, StepLog
 from raytest.engines.vllm import engine_failure
 from raytest.errors import CellError
 from raytest.seeding import seed_everything, state_digests
-from raytest.worker import Job, TrialJob, Worker, _check_environment, rewritten
+from raytest.worker import Job, TrialJob, Worker, check_environment, rewritten
 
 WHERE = {
     "run_id": "r",
@@ -81,27 +81,27 @@ def test_at_level_0_nothing_is_demanded_of_the_seeds() -> None:
 
 def test_a_variable_that_did_not_reach_a_process_is_named_with_it() -> None:
     with pytest.raises(CellError, match="X is unset in rank 1, the spec demands '1'"):
-        _check_environment({"X": "1"}, {}, "rank 1")
+        check_environment({"X": "1"}, {}, "rank 1")
     with pytest.raises(CellError, match=r"OMP_NUM_THREADS is '4' in the actor, .* demands '1'"):
-        _check_environment({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}, "the actor")
-    _check_environment({"X": "1"}, {"X": "1"}, "rank 1")
+        check_environment({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}, "the actor")
+    check_environment({"X": "1"}, {"X": "1"}, "rank 1")
 
 
 def test_what_batch_invariance_rewrites_in_a_rank_is_no_error_there_but_is_recorded() -> None:
     mode = {"VLLM_BATCH_INVARIANT": "1"}
     wanted, seen = {**mode, "NCCL_ALGO": "Ring"}, {**mode, "NCCL_ALGO": "allreduce:tree"}
-    _check_environment(wanted, seen, "rank 0")
+    check_environment(wanted, seen, "rank 0")
     assert rewritten(wanted, seen) == {"NCCL_ALGO": "Ring -> allreduce:tree"}
     with pytest.raises(CellError, match="NCCL_ALGO is 'allreduce:tree' in the actor"):
-        _check_environment(wanted, seen, "the actor")
+        check_environment(wanted, seen, "the actor")
     with pytest.raises(CellError, match="NCCL_ALGO is unset in rank 0"):
-        _check_environment(wanted, mode, "rank 0")
+        check_environment(wanted, mode, "rank 0")
 
 
 @pytest.mark.parametrize("name", ["NCCL_ALGO", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"])
 def test_without_batch_invariance_no_rank_may_have_another_value(name: str) -> None:
     with pytest.raises(CellError, match=f"{name} is 'b' in rank 1, the spec demands 'a'"):
-        _check_environment({name: "a"}, {name: "b"}, "rank 1")
+        check_environment({name: "a"}, {name: "b"}, "rank 1")
 
 
 def test_an_operation_without_a_deterministic_form_is_named_with_layer_and_way_out() -> None:

@@ -1,0 +1,1 @@
+"""raytest's own examination: planted faults, what catches them, and false alarms."""
