@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from raytest.configure import Target, check_spec, configure
@@ -72,3 +74,12 @@ def test_a_variants_threads_count_for_every_library_unless_it_says_otherwise(
     (cell, *_) = make_plan(spec, inventory(1, 1)).cells
     _, env = configure(spec, cell, CUDA, model_path="/m", tokenizer_path="/m")
     assert [env[name] for name in THREAD_VARIABLES] == threads
+
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "results").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda p: p.stem)
+def test_a_spec_of_a_published_result_can_be_run_again(path: Path) -> None:
+    target = Target("cuda", "0.26.0") if path.name.startswith("h200") else Target("cpu", "0.32.0")
+    check_spec(parse_spec(path.read_text(), path.name), target, path.name)
