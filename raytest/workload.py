@@ -28,6 +28,7 @@ __all__ = [
     "decode_tokens",
     "derive_seed",
     "load_workload",
+    "requests_table",
     "token_decoder",
 ]
 
@@ -68,6 +69,28 @@ class Workload:
         import pyarrow as pa
 
         return pa.Table.from_pylist([_row(i) for i in self.items], schema=requests_schema())
+
+
+def requests_table(
+    requests: Sequence[Request], errors: Mapping[int, str] | None = None
+) -> pa.Table:
+    """requests.parquet of requests that came from no source; ``errors`` by request index."""
+    import pyarrow as pa
+
+    errors = errors or {}
+    rows = [
+        {
+            "request_index": r.request_index,
+            "request_id": r.request_id,
+            "prompt_digest": r.prompt_digest,
+            "prompt_token_ids": list(r.prompt_token_ids),
+            "seed": r.sampling.seed,
+            "sampling": json.dumps(asdict(r.sampling), sort_keys=True),
+            "error": errors.get(r.request_index),
+        }
+        for r in requests
+    ]
+    return pa.Table.from_pylist(rows, schema=requests_schema())
 
 
 def load_workload(

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from raytest.audit import is_engine_setting
 from raytest.compare.findings import MOST_ENTITIES, Finding
 from raytest.store import RunFolder
 
 _MOST_NAMED = 3
+K = TypeVar("K")
 
 Engine = tuple[str, int]
 """Cell id and launch."""
@@ -35,11 +36,12 @@ def check_processes(folder: RunFolder) -> tuple[list[Finding], list[str]]:
     """Findings, and what forbids a comparison: random states that differ where the level demands
     that they agree."""
     told = _read(folder)
+    by_cell: dict[str, dict[Engine, _Told]] = {}
+    for engine, what in told.items():
+        by_cell.setdefault(engine[0], {})[engine] = what
     variants: dict[str, dict[Engine, _Told]] = {}
     for cell in folder.plan().cells:
-        for engine, what in told.items():
-            if engine[0] == cell.cell_id:
-                variants.setdefault(cell.variant, {})[engine] = what
+        variants.setdefault(cell.variant, {}).update(by_cell.get(cell.cell_id, {}))
     findings: list[Finding] = []
     problems: list[str] = []
     for variant, engines in variants.items():
@@ -75,6 +77,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
+def _apart(values: Mapping[K, str]) -> tuple[str, list[K]]:
+    """The most common value, and who has another."""
+    usual = Counter(values.values()).most_common(1)[0][0]
+    return usual, [key for key, value in values.items() if value != usual]
+
+
 def _different_engines(
     folder: RunFolder, variant: str, engines: Mapping[Engine, _Told]
 ) -> Iterator[Finding]:
@@ -85,8 +93,7 @@ def _different_engines(
     sentences = []
     for key in sorted({k for facts in settings.values() for k in facts}):
         values = {engine: facts.get(key, "(none)") for engine, facts in settings.items()}
-        usual = Counter(values.values()).most_common(1)[0][0]
-        apart = [e for e, value in values.items() if value != usual]
+        usual, apart = _apart(values)
         if apart:
             others.update(apart)
             found = ", ".join(sorted({values[e] for e in apart})[:_MOST_NAMED])
@@ -134,8 +141,7 @@ def _different_states(variant: str, engines: Mapping[Engine, _Told]) -> Iterator
                 for generator, digest in states.items():
                     digests.setdefault(generator, {})[f"{_name(engine)} {process}"] = digest
         for generator, by_process in sorted(digests.items()):
-            usual = Counter(by_process.values()).most_common(1)[0][0]
-            apart = [p for p, digest in by_process.items() if digest != usual]
+            _, apart = _apart(by_process)
             if apart:
                 yield (
                     f"seed audit {moment}: {generator} in {_listed(apart)} differs from the other "

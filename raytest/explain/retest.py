@@ -59,7 +59,7 @@ def retest_run(
     suspects = list(_suspects(verdict, plan))
     results = []
     if suspects:
-        model = find_model(spec)
+        model, requests = find_model(spec), read_requests(folder)
         with cluster.connect(address, spec.cluster):
             inventory = cluster.take_inventory(spec.placement.share)
             target = target_of(inventory, vllm_version())
@@ -68,7 +68,7 @@ def retest_run(
                 bench = Bench(
                     folder,
                     spec,
-                    read_requests(folder),
+                    requests,
                     model,
                     inventory,
                     target,

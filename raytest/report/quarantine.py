@@ -25,11 +25,9 @@ def isolated(material: Material) -> Iterator[tuple[str, str]]:
     for finding in material.document["findings"]:
         if finding["severity"] == "isolate":
             why = f"{finding['code']}: {finding['detail']}"
-            for place in _places(finding["code"], finding["entities"], material):
-                found.setdefault(place, {})[why] = None
-            for entity in finding["entities"]:
-                for place in _places(finding["code"], [entity], material):
-                    found[place].update(dict.fromkeys(again.get(entity, ())))
+            for entity, place in _places(finding["code"], finding["entities"], material):
+                reasons = dict.fromkeys([why, *again.get(entity, ())])
+                found.setdefault(place, {}).update(reasons)
     for (entity, where), reasons in found.items():
         yield entity, f"{where}{material.run_id}: {'; '.join(reasons)}"
 
@@ -44,14 +42,18 @@ def _retests(material: Material) -> dict[str, list[str]]:
     return said
 
 
-def _places(code: str, entities: Sequence[str], material: Material) -> Iterator[tuple[str, str]]:
-    """Devices or hosts of a finding's slots, cells or nodes; where each is, as a prefix."""
+def _places(
+    code: str, entities: Sequence[str], material: Material
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """By slot, cell or node of a finding its devices or hosts, each with where it is as a
+    prefix."""
     hostnames, cells = material.hostnames(), material.cell_of()
     slots = {c.slot.name: c for c in material.plan.cells}
     for entity in entities:
         if code == "outlier-node":
-            yield from ((hostnames.get(n, n), "") for n in entity.split("+"))
+            yield from ((entity, (hostnames.get(n, n), "")) for n in entity.split("+"))
             continue
         cell = slots.get(entity) or cells.get(entity)
         for device in cell.slot.devices if cell else ():
-            yield device.uuid, f"{hostnames.get(device.node, device.node)} GPU {device.index}: "
+            host = hostnames.get(device.node, device.node)
+            yield entity, (device.uuid, f"{host} GPU {device.index}: ")

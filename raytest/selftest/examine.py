@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raytest.compare.evaluate import Evaluation, evaluate
 from raytest.configure import Target, configure
@@ -27,16 +26,14 @@ from raytest.explain.traces import compare_traces
 from raytest.inventory import Device, Inventory, Node
 from raytest.observations import observations_table
 from raytest.plan import Cell, Plan, make_plan, plan_to_json
-from raytest.schema import Axis, Verdict, requests_schema
+from raytest.schema import Axis, Verdict
 from raytest.seeding import compare_audits
 from raytest.selftest.planting import Planted
 from raytest.spec import Spec
 from raytest.spec_file import parse_spec
 from raytest.store import RunFolder
 from raytest.worker import check_environment
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from raytest.workload import requests_table
 
 SLOTS = 4
 VOCABULARY = 512
@@ -222,7 +219,7 @@ class Fleet:
             "vocabulary_size": VOCABULARY,
         }
         folder = RunFolder.create(str(results), "case", manifest)
-        folder.write_requests(_requests_table(self.requests))
+        folder.write_requests(requests_table(self.requests))
         known: set[bytes] = set()
         for launch in self.plan.launches():
             cell = launch.cell
@@ -256,23 +253,6 @@ class Fleet:
                 kept = payloads.filter(fresh)
                 folder.write_trial((cell.cell_id, launch.launch, trial.trial), table, kept)
         return folder
-
-
-def _requests_table(requests: Sequence[Request]) -> pa.Table:
-    import pyarrow as pa
-
-    rows = [
-        {
-            "request_index": r.request_index,
-            "request_id": r.request_id,
-            "prompt_digest": r.prompt_digest,
-            "prompt_token_ids": list(r.prompt_token_ids),
-            "seed": r.sampling.seed,
-            "sampling": json.dumps(asdict(r.sampling), sort_keys=True),
-        }
-        for r in requests
-    ]
-    return pa.Table.from_pylist(rows, schema=requests_schema())
 
 
 @contextmanager

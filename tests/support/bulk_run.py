@@ -12,7 +12,8 @@ import pyarrow as pa
 from raytest.plan import make_plan, plan_to_json
 from raytest.schema import observations_schema, payloads_schema
 from raytest.store import RunFolder
-from tests.support.make_run import STARTED, VOCABULARY, RunMaker, inventory, requests_table, spec
+from raytest.workload import requests_table
+from tests.support.make_run import STARTED, VOCABULARY, RunMaker, inventory, spec
 
 Shape = Literal["equal", "some", "one", "all"]
 SHAPES: tuple[Shape, ...] = ("equal", "some", "one", "all")

@@ -18,10 +18,10 @@ from raytest.engines.base import Completion, Request
 from raytest.inventory import Device, Inventory, Node
 from raytest.observations import observations_table
 from raytest.plan import Launch, Plan, Trial, make_plan, plan_to_json
-from raytest.schema import requests_schema
 from raytest.spec import Spec
 from raytest.spec_file import parse_spec
 from raytest.store import RunFolder
+from raytest.workload import requests_table
 
 STARTED = datetime(2026, 12, 1, tzinfo=UTC)
 VOCABULARY = 32000
@@ -307,26 +307,3 @@ def swap_or_change(c: Completion) -> Completion:
     tokens = c.token_ids.copy()
     tokens[:1] ^= 1
     return replace(c, token_ids=tokens)
-
-
-def requests_table(requests: Sequence[Request], errors: Mapping[int, str]) -> pa.Table:
-    """requests.parquet of ``requests``."""
-    import json
-    from dataclasses import asdict
-
-    rows = [
-        {
-            "request_index": r.request_index,
-            "request_id": r.request_id,
-            "prompt_digest": r.prompt_digest,
-            "prompt": None,
-            "prompt_token_ids": list(r.prompt_token_ids),
-            "kind": None,
-            "reference": None,
-            "seed": r.sampling.seed,
-            "sampling": json.dumps(asdict(r.sampling), sort_keys=True),
-            "error": errors.get(r.request_index),
-        }
-        for r in requests
-    ]
-    return pa.Table.from_pylist(rows, schema=requests_schema())
